@@ -1,0 +1,41 @@
+# make run    sets up, then shows a wiring being learned
+# make test   sets up, then runs every test, lint and types
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+
+.PHONY: help run test test-slow venv format clean
+
+help:
+	@echo "make run        set up, then learn a wiring whose best answer is known, and show it"
+	@echo "make test       set up, then lint, types and tests (some minutes)"
+	@echo "make test-slow  the tests that install into fresh environments"
+	@echo "make venv       only make .venv, with every extra"
+	@echo "make format     write the code as the linter wants it"
+	@echo "make clean      remove .venv and caches"
+
+run: venv
+	@$(BIN)/python examples/mlp.py
+
+test: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo --no-cache
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: venv
+	$(BIN)/python -m pytest -m slow
+
+venv: .venv/.made
+
+.venv/.made: pyproject.toml constraints.txt tools/make_venv.py
+	@$(PYTHON) tools/make_venv.py
+	@touch $@
+
+format: venv
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

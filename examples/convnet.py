@@ -1,0 +1,57 @@
+"""Learn the wiring of a convolutional network on handwritten digits: nine residual blocks, each reads three.
+
+python examples/convnet.py
+"""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import maskconnect as mc
+from maskconnect.errors import need
+
+
+class Block(nn.Module):
+    """A residual block, with the parameter-free shortcut of ResNet."""
+
+    def __init__(self, before, after):
+        super().__init__()
+        self.stride, self.extra = after // before, after - before
+        self.conv1 = nn.Conv2d(before, after, 3, stride=self.stride, padding=1, bias=False)
+        self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
+        self.norm1, self.norm2 = nn.BatchNorm2d(after), nn.BatchNorm2d(after)
+
+    def forward(self, x):
+        shortcut = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.extra))
+        return F.relu(self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x))))) + shortcut)
+
+
+def network(connectivity, seed, fan_in=3):
+    widths = [(16, 16)] * 3 + [(16, 32)] + [(32, 32)] * 2 + [(32, 64)] + [(64, 64)] * 2
+    stack = mc.MaskedStack([Block(*pair) for pair in widths], fan_in, connectivity=connectivity, seed=seed)
+    pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), stack, pool, nn.Linear(64, 10))
+
+
+def train(connectivity="learned", seed=0, epochs=12):
+    """Learn for half of the epochs, freeze, fine-tune at a tenth of the rate."""
+    digits = need("sklearn.datasets", extra="data").load_digits()
+    x, y = torch.tensor(digits.images[:, None] / 8 - 1, dtype=torch.float32), torch.tensor(digits.target)
+    torch.manual_seed(seed)
+    model = network(connectivity, seed)
+    optimizer = torch.optim.SGD(mc.param_groups(model, lr=0.05, mask_lr=0.1, weight_decay=1e-4), momentum=0.9)
+    mc.attach(optimizer, model)
+    for epoch in range(epochs):
+        if epoch == epochs // 2:
+            mc.freeze(model)
+            optimizer.param_groups[0]["lr"] /= 10
+        for index in torch.randperm(1000).split(50):
+            F.cross_entropy(model(x[index]), y[index]).backward(), optimizer.step(), optimizer.zero_grad()
+    return model, (model.eval()(x[1000:]).argmax(dim=1) == y[1000:]).float().mean().item()
+
+
+if __name__ == "__main__":
+    model, accuracy = train()
+    print(f"test accuracy {100 * accuracy:.1f} %")
+    for block, sources in enumerate(mc.wiring_of(model)):
+        print(f"block {block} reads", *sources or ["the stem"])

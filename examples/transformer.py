@@ -1,0 +1,57 @@
+"""Learn the wiring of a transformer encoder: which two earlier blocks each block reads.
+
+The task: does the first token of a sentence occur again? Sentences differ in length, so the blocks take a
+padding mask, which the stack passes on to each of them.
+
+    python examples/transformer.py
+"""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import maskconnect as mc
+
+WORDS, LENGTH, WIDTH = 12, 16, 32
+
+
+class Encoder(nn.Module):
+    def __init__(self, connectivity, fan_in, seed):
+        super().__init__()
+        self.words, self.places = nn.Embedding(WORDS + 1, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        blocks = [nn.TransformerEncoderLayer(WIDTH, 4, 64, 0.0, batch_first=True, norm_first=True) for _ in range(6)]
+        self.blocks = mc.MaskedStack(blocks, fan_in, connectivity=connectivity, seed=seed)
+        self.head = nn.Linear(WIDTH, 2)
+
+    def forward(self, tokens):
+        x = self.words(tokens) + self.places.weight
+        return self.head(self.blocks(x, src_key_padding_mask=tokens == 0)[:, 0])
+
+
+def batch(size, generator):
+    tokens = torch.randint(1, WORDS + 1, (size, LENGTH), generator=generator)
+    length = torch.randint(8, LENGTH + 1, (size, 1), generator=generator)
+    tokens[torch.arange(LENGTH) >= length] = 0
+    return tokens, (tokens[:, 1:] == tokens[:, :1]).any(dim=1).long()
+
+
+def train(connectivity="learned", seed=0, steps=300, fan_in=2):
+    """Learn for two thirds of the steps, freeze, fine-tune."""
+    torch.manual_seed(seed)
+    model, data = Encoder(connectivity, fan_in, seed), torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.AdamW(mc.param_groups(model, lr=1e-3, mask_lr=0.1))
+    mc.attach(optimizer, model)
+    for step in range(steps):
+        if step == 2 * steps // 3:
+            mc.freeze(model)
+        tokens, label = batch(64, data)
+        F.cross_entropy(model(tokens), label).backward(), optimizer.step(), optimizer.zero_grad()
+    tokens, label = batch(2000, data)
+    return model, (model.eval()(tokens).argmax(dim=1) == label).float().mean().item()
+
+
+if __name__ == "__main__":
+    model, accuracy = train()
+    print(f"test accuracy {100 * accuracy:.1f} %")
+    for block, sources in enumerate(mc.wiring_of(model)):
+        print(f"block {block} reads", *sources or ["the embedding"])

@@ -1,0 +1,105 @@
+"""Eq. 1: the input of a target is made of the outputs of its active sources, and the gradient by its mask.
+
+Shape letters: T targets, S candidate sources; x_j is the input of target j, y_k the (aligned) output of source k.
+
+    sum    x_j = sum_k m_jk y_k              dl/dm_jk = <dl/dx_j, y_k>
+    mean   x_j = (1/K_j) sum_k m_jk y_k      dl/dm_jk = (1/K_j) <dl/dx_j, y_k>       K_j a constant (D1)
+
+The gradient by the mask is taken at *every* candidate, active or not; the sum runs over the active ones only,
+so an inactive source is never read forward and receives no gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def total(sources: Sequence[Tensor], divisor: int) -> Tensor:
+    """The sum of `sources`, divided by `divisor` (1, or how many they are); one source is returned as it is."""
+    first, *others = sources
+    if not others:
+        return first
+    dtype = reduce(torch.promote_types, (y.dtype for y in sources))
+    x = first.to(dtype) + others[0]
+    for y in others[1:]:
+        x += y
+    if divisor > 1:
+        x /= divisor
+    return x
+
+
+def masked_total(mask_S: Tensor, active: Sequence[bool], divisor: int, sources: Sequence[Tensor]) -> Tensor:
+    """The same over the active ones of `sources`, with a gradient for every entry of the mask."""
+    x: Tensor = _MaskedTotal.apply(mask_S, tuple(active), divisor, *sources)  # type: ignore[no-untyped-call]
+    return x
+
+
+class _MaskedTotal(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, mask_S: Tensor, active: tuple[bool, ...], divisor: int, *sources: Tensor) -> Tensor:
+        ctx.mask_dtype, ctx.active, ctx.divisor = mask_S.dtype, active, divisor
+        ctx.save_for_backward(*sources)
+        read = [y for y, on in zip(sources, active, strict=True) if on]
+        x = total(read, divisor)
+        return x.clone() if x is read[0] else x
+
+    @staticmethod
+    def backward(ctx: Any, grad_x: Tensor) -> tuple[Tensor | None, ...]:
+        sources = ctx.saved_tensors
+        grad_x = grad_x / ctx.divisor if ctx.divisor > 1 else grad_x
+        grad_S = torch.stack([_inner(grad_x, y) for y in sources]).to(ctx.mask_dtype)
+        wanted = zip(sources, ctx.active, ctx.needs_input_grad[3:], strict=True)
+        return grad_S, None, None, *(grad_x.to(y.dtype) if on and needs else None for y, on, needs in wanted)
+
+
+def _inner(a: Tensor, b: Tensor) -> Tensor:
+    """<a, b>, added up in float32 at least."""
+    dtype = reduce(torch.promote_types, (a.dtype, b.dtype), torch.float32)
+    return torch.dot(a.to(dtype).reshape(-1), b.to(dtype).reshape(-1))
+
+
+def with_zero_gradient(x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+    """A copy of x that also gives `parameters` a gradient: zero, not None (D14)."""
+    y: Tensor = _ZeroGradient.apply(x, *parameters)  # type: ignore[no-untyped-call]
+    return y
+
+
+class _ZeroGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.parameters = parameters  # only their shapes matter: the optimizer may change them before backward
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad_x: Tensor) -> tuple[Tensor, ...]:
+        return grad_x, *map(torch.zeros_like, ctx.parameters)
+
+
+def straight_through(real_TS: Tensor, mask_TS: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+    """The binary mask of each target, without its padding; backward its gradient is the real mask's own."""
+    rows: tuple[Tensor, ...] = _StraightThrough.apply(real_TS, mask_TS, sizes)  # type: ignore[no-untyped-call]
+    return rows
+
+
+class _StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, real_TS: Tensor, mask_TS: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+        ctx.sizes, ctx.shape = sizes, real_TS.shape
+        ctx.set_materialize_grads(False)
+        return tuple(row[:size].to(real_TS) for row, size in zip(mask_TS, sizes, strict=True))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None, None]:
+        given = next((grad for grad in grads if grad is not None), None)
+        if given is None:
+            return None, None, None
+        grad_TS = given.new_zeros(ctx.shape)
+        for row, grad, size in zip(grad_TS, grads, ctx.sizes, strict=True):
+            if grad is not None:
+                row[:size] = grad
+        return grad_TS, None, None

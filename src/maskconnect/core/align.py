@@ -1,0 +1,29 @@
+"""Parameter-free matching of shapes (section 3.2): subsampling by a stride, and channels padded with zeros.
+
+Shape letters: N batch, C channels; every further axis is spatial.
+"""
+
+from __future__ import annotations
+
+from torch import Size, Tensor
+from torch.nn import functional as F
+
+
+def align(source: Tensor, shape: Size) -> Tensor | None:
+    """`source` in the given shape, or None where no stride and no padding of channels leads there."""
+    if source.shape == shape:
+        return source
+    if source.dim() != len(shape) or source.dim() < 2 or source.shape[0] != shape[0]:
+        return None
+    strides = [_stride(found, wanted) for found, wanted in zip(source.shape[2:], shape[2:], strict=True)]
+    extra = shape[1] - source.shape[1]
+    if extra < 0 or 0 in strides:
+        return None
+    subsampled = source[(slice(None), slice(None), *(slice(None, None, stride) for stride in strides))]
+    return F.pad(subsampled, [0, 0] * len(strides) + [0, extra]) if extra else subsampled
+
+
+def _stride(found: int, wanted: int) -> int:
+    """The stride that leaves `wanted` of `found` positions, or 0 where there is none."""
+    stride = -(-found // wanted) if wanted else 0
+    return stride if stride and -(-found // stride) == wanted else 0

@@ -1,0 +1,186 @@
+"""Connectivity masks: real-valued while they are learned, binary in every forward pass (section 3.3).
+
+Shape letters: T targets, S candidate sources. Row t belongs to the t-th target, its columns to that target's
+candidates in ascending order; rows are padded with zeros to the longest.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from maskconnect.core.aggregate import straight_through
+from maskconnect.core.sampling import draw_distinct, largest, normalize_
+from maskconnect.core.wiring import Layout, Sources, reaching_output
+from maskconnect.errors import CheckpointError, ConnectivityError
+
+
+@dataclass(frozen=True, eq=False)
+class BinaryMasks:
+    """The binary masks of one forward pass, as a tensor on the host and as the wiring that they mean."""
+
+    mask_TS: Tensor
+    sources: Sources  # the active ones of every module
+    alive: tuple[bool, ...]  # which modules can reach the output
+    readers: tuple[int, ...]  # how many targets read each module
+
+
+class ConnectivityMasks(nn.Module):
+    """The masks of one stack: `real` (m~) is a parameter until `freeze` fixes `binary` (m) to its top-K.
+
+    Draws are made on the host from a generator of the masks' own, so that neither the device, nor dropout,
+    nor another stack changes them.
+    """
+
+    binary: Tensor
+    frozen: Tensor
+    source: Tensor
+    fan_in: Tensor
+
+    def __init__(
+        self, layout: Layout, candidates: Sources, fan_in: Sequence[int], *, fixed: Sources | None, seed: int
+    ) -> None:
+        super().__init__()
+        self.layout, self.candidates = layout, candidates
+        rows = [candidates[target] for target in layout.targets]
+        width = max(map(len, rows), default=0)
+        source_TS = _padded(rows, width, -1)
+        preferred = [[layout.preferred(target, k) for k in candidates[target]] for target in layout.targets]
+        prefer_TS = _padded(preferred, width, len(candidates))
+        self._candidate_TS = source_TS >= 0
+        self._preferred_first_TS = prefer_TS.argsort(dim=1)
+        self._fan_in_T = torch.tensor(fan_in, dtype=torch.int64, device="cpu")
+        self.generator = torch.Generator().manual_seed(seed)
+        self.fixed: BinaryMasks | None = None
+
+        real_TS = self._candidate_TS / self._candidate_TS.sum(dim=1, keepdim=True)  # D7: all entries equal
+        self.real = nn.Parameter(real_TS.to(torch.promote_types(torch.get_default_dtype(), torch.float32)))
+        self.register_buffer("binary", torch.zeros_like(self._candidate_TS))
+        self.register_buffer("frozen", torch.zeros((), dtype=torch.bool, device="cpu"))
+        self.register_buffer("source", source_TS)
+        self.register_buffer("fan_in", self._fan_in_T.clone())
+        if fixed is not None:
+            chosen = [set(row) for row in fixed]
+            mask_TS = _padded([[k in chosen[j] for k in candidates[j]] for j in layout.targets], width, 0).bool()
+            self.real.data.copy_(mask_TS / mask_TS.sum(dim=1, keepdim=True))
+            self._fix(mask_TS)
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether the binary masks are fixed: from the start, or since `freeze`."""
+        return self.fixed is not None
+
+    @torch.no_grad()
+    def draw(self) -> BinaryMasks:
+        """Normalise the real masks, written back as in Algorithm 1, and draw binary ones from them."""
+        real_TS = self._on_host()
+        normalize_(real_TS, self._candidate_TS)
+        self.real.copy_(real_TS)
+        mask_TS = draw_distinct(real_TS, self._candidate_TS, self._fan_in_T, generator=self.generator)
+        self.binary.copy_(mask_TS)
+        return self._meaning(mask_TS)
+
+    @torch.no_grad()
+    def top(self) -> BinaryMasks:
+        """The top-K of every real mask; of equal entries the preferred one (D13)."""
+        real_TS = self._on_host().masked_fill_(~self._candidate_TS, -torch.inf)
+        order_TS = self._preferred_first_TS
+        chosen_TS = largest(real_TS.gather(1, order_TS), self._fan_in_T)
+        return self._meaning(torch.zeros_like(chosen_TS).scatter_(1, order_TS, chosen_TS))
+
+    def rows(self, masks: BinaryMasks) -> tuple[Tensor, ...]:
+        """The binary mask of each target, whose gradient the real masks receive as their own."""
+        sizes = [len(self.candidates[target]) for target in self.layout.targets]
+        return straight_through(self.real, masks.mask_TS, sizes)
+
+    @torch.no_grad()
+    def clip_(self) -> None:
+        """Bring the real masks back into [0, 1] (Algorithm 1, step 3)."""
+        self.real.clamp_(0, 1)
+
+    def freeze(self) -> None:
+        """Fix the binary masks to the top-K; nothing changes where they are fixed already."""
+        if not self.is_frozen:
+            self._fix(self.top().mask_TS)
+
+    def _fix(self, mask_TS: Tensor) -> None:
+        self.fixed = self._meaning(mask_TS)
+        self.binary.copy_(mask_TS)
+        self.frozen.fill_(True)
+        self.real.requires_grad_(False)
+        self.real.grad = None
+
+    def _meaning(self, mask_TS: Tensor) -> BinaryMasks:
+        active: list[tuple[int, ...]] = [()] * self.layout.targets.start
+        for target, row in zip(self.layout.targets, mask_TS.tolist(), strict=True):
+            candidates = self.candidates[target]
+            active.append(tuple(k for k, on in zip(candidates, row, strict=False) if on))
+        sources = tuple(active)
+        count = Counter(k for row in sources for k in row)
+        alive = reaching_output(sources, self.layout.layers[-1])
+        return BinaryMasks(mask_TS, sources, alive, tuple(count[k] for k in range(len(sources))))
+
+    def _on_host(self) -> Tensor:
+        """The real masks, checked: every entry is finite and in [0, 1]."""
+        real_TS = self.real.detach().to("cpu", copy=True)
+        wrong_TS = ~((real_TS >= 0) & (real_TS <= 1 + 1e-6))
+        if wrong_TS.any():
+            t, s = wrong_TS.nonzero()[0].tolist()
+            target = self.layout.targets[t]
+            entry = f"the real mask of {self.layout.name(target)} at {self.layout.name(self.candidates[target][s])}"
+            if real_TS.isfinite().all():
+                raise ConnectivityError(
+                    f"{entry} is {real_TS[t, s]:.4g}, outside [0, 1]. Call mc.attach(optimizer, model) once, "
+                    "so that every step clips the masks."
+                )
+            raise ConnectivityError(
+                f"{entry} is {real_TS[t, s]}: the loss or the output of that source was not finite in an earlier step. "
+                "Lower the learning rates or check the data."
+            )
+        return real_TS
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ConnectivityMasks:
+        """Follow the network to its device and to float64, but never below float32: small updates would be lost."""
+
+        def keep_precision(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            low = moved.is_floating_point() and moved.dtype.itemsize < 4
+            return tensor.to(moved.device) if low else moved
+
+        super()._apply(keep_precision, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def get_extra_state(self) -> Tensor:
+        """The state of the generator, so that a restored stack continues the same sequence of draws."""
+        return self.generator.get_state()
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Restore the generator."""
+        self.generator.set_state(state.cpu())
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        for name, what in (("source", "other candidate sources"), ("fan_in", "another fan-in")):
+            saved = state_dict.get(prefix + name)
+            if saved is not None and not torch.equal(saved.cpu(), getattr(self, name).cpu()):
+                raise CheckpointError(f"the saved masks {prefix.rstrip('.')!r} have {what} than this stack.")
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        self.fixed = None
+        self.real.requires_grad_(True)
+        if self.frozen:
+            self._fix(self.binary.cpu())
+
+    def extra_repr(self) -> str:
+        """What `print(model)` says of the masks."""
+        state = "frozen" if self.is_frozen else "learning"
+        return f"{len(self._fan_in_T)} targets, {int(self._candidate_TS.sum())} candidate connections, {state}"
+
+
+def _padded(rows: Sequence[Sequence[int]], width: int, padding: int) -> Tensor:
+    """Rows of different length as one matrix, on the host whatever the default device is."""
+    filled = [[*row, *[padding] * (width - len(row))] for row in rows]
+    return torch.tensor(filled, dtype=torch.int64, device="cpu").reshape(len(rows), width)

@@ -1,0 +1,40 @@
+"""Draw binary masks from real-valued ones (Algorithm 1, step 1), all targets in one call.
+
+Shape letters: T targets, S candidate sources (rows are padded to the longest; a padding is not in
+`candidate_TS`), K fan-in.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+UNLIKELY = -1e4
+"""The score of a zero entry, below the logarithm of every positive float: drawn only when those run out (D6)."""
+
+
+def draw_distinct(real_TS: Tensor, candidate_TS: Tensor, fan_in_T: Tensor, *, generator: torch.Generator) -> Tensor:
+    """Activate `fan_in` distinct sources a target, likelier where the real mask is larger.
+
+    The K largest of log m~ + Gumbel noise are distributed exactly as K draws without replacement from
+    Mult(m~). Noise is drawn in float64 and for paddings too, so that a draw always takes as many numbers.
+    """
+    gumbel_TS = (
+        -torch.empty(real_TS.shape, dtype=torch.float64, device=real_TS.device).exponential_(generator=generator).log_()
+    )
+    log_TS = real_TS.double().log().clamp_(min=UNLIKELY)
+    return largest((log_TS + gumbel_TS).masked_fill_(~candidate_TS, -torch.inf), fan_in_T)
+
+
+def largest(score_TS: Tensor, fan_in_T: Tensor) -> Tensor:
+    """Activate the `fan_in` largest scores of each row; of equal ones, the first."""
+    order_TS = score_TS.argsort(dim=1, descending=True, stable=True)
+    chosen_TS = torch.arange(score_TS.shape[1], device=score_TS.device) < fan_in_T[:, None]
+    return torch.zeros_like(chosen_TS).scatter_(1, order_TS, chosen_TS)
+
+
+def normalize_(real_TS: Tensor, candidate_TS: Tensor) -> None:
+    """Make every row sum to 1, in place; a row of zeros becomes uniform over its candidates (D6)."""
+    total_T1 = real_TS.sum(dim=1, keepdim=True)
+    uniform_TS = candidate_TS / candidate_TS.sum(dim=1, keepdim=True)
+    real_TS.copy_(torch.where(total_T1 > 0, real_TS / total_T1, uniform_TS.to(real_TS.dtype)))

@@ -1,0 +1,107 @@
+"""A stack of any modules, each reading the modules that its mask makes active (sections 3.1 and 3.2).
+
+The input of the stack feeds the first module (layered: every branch of the first layer); its output is the
+last module's (layered: the aggregate of all branches of the last layer).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
+
+from torch import Size, Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from maskconnect.core.arguments import check_options, fan_in_of_targets, fixed_sources, register
+from maskconnect.core.forward import ForwardPass
+from maskconnect.core.inflight import InFlight, backward_pass
+from maskconnect.core.masks import ConnectivityMasks
+
+
+class MaskedStack(nn.Module):
+    """Learn which of `modules` feed which others.
+
+    Args:
+        modules: a list (each module may read every earlier one, as in ResNet) or a list of lists (each branch
+            may read the branches of the layer before, as in ResNeXt).
+        fan_in: K, the number of sources of each target, or one number a target. Not needed where `connectivity`
+            says it: prev, full, an explicit wiring.
+        wiring: the candidate sources of each module, where not all may be read: `[[], [0], [0, 1]]`; layered,
+            branches of the layer before: `[[[], []], [[0], [0, 1]]]`.
+        connectivity: "learned", or fixed: "prev" (the module before), "full" (all candidates), "random"
+            (K of them, seeded), or an explicit wiring in the form of `wiring`, such as `mc.wiring_of` returns.
+        aggregation: "mean", "sum", or a callable `fn(sources, mask) -> x`, differentiable in the mask, in which a
+            source of mask 0 adds nothing. While learning it gets all candidates and a mask of zeros and ones;
+            otherwise only the active ones and a mask of ones.
+        align: `fn(source, shape) -> tensor`, where outputs differ in shape in a way that subsampling and
+            zero-padded channels do not mend. `shape` is the output shape of the module just before the target.
+        seed: of the draws and of random connectivity.
+    """
+
+    def __init__(
+        self,
+        modules: Iterable[nn.Module] | Iterable[Iterable[nn.Module]],
+        fan_in: int | Sequence[int] | None = None,
+        *,
+        wiring: Sequence[Any] | None = None,
+        connectivity: str | Sequence[Any] = "learned",
+        aggregation: str | Callable[[Sequence[Any], Tensor], Any] = "mean",
+        align: Callable[[Tensor, Size], Tensor] | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        check_options(aggregation, align, seed)
+        self.blocks, self.layout = register(modules)
+        self.aggregation, self.align = aggregation, align
+        every = self.layout.candidates()
+        candidates = every if wiring is None else self.layout.from_plain(wiring, what="wiring")
+        counts = fan_in_of_targets(fan_in, self.layout, candidates)
+        fixed = fixed_sources(connectivity, self.layout, candidates, counts, seed)
+        if fixed is not None:
+            counts = [len(fixed[target]) for target in self.layout.targets]
+        self.masks = ConnectivityMasks(self.layout, candidates, counts or [], fixed=fixed, seed=int(seed))
+        self._in_flight = InFlight()
+        self._shapes: dict[Size, list[Size | None]] = {}  # of all outputs, by the shape of the stack's input
+
+    @property
+    def learning(self) -> bool:
+        """Whether a forward pass draws: in train mode, until the masks are frozen."""
+        return self.training and not self.masks.is_frozen
+
+    def wiring(self) -> list[Any]:
+        """What every module reads now, as plain data: the frozen masks, or the top-K while they are learned."""
+        return self.layout.to_plain((self.masks.fixed or self.masks.top()).sources)
+
+    def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run the modules in order, each on the aggregate of its active sources; extra arguments go to all."""
+        rerun = self.learning and backward_pass() is not None
+        if not self.learning:
+            masks = self.masks.fixed or self.masks.top()
+        else:
+            masks = self._in_flight.recall() if rerun else self.masks.draw()
+        run = ForwardPass(
+            modules=self.flat(),
+            layout=self.layout,
+            candidates=self.masks.candidates,
+            masks=masks,
+            real=self.masks.real,
+            rows=self.masks.rows(masks) if self.learning else None,
+            aggregation=self.aggregation,
+            align=self.align,
+            shapes=self._shapes,
+        )
+        output = run(x, *args, **kwargs)
+        if self.learning and not rerun:
+            tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+            self._in_flight.remember(masks, tensors)
+        return output
+
+    def flat(self) -> list[nn.Module]:
+        """All modules, in the order in which they run."""
+        if not self.layout.layered:
+            return list(self.blocks)
+        return [branch for layer in self.blocks for branch in cast(nn.ModuleList, layer)]
+
+    def extra_repr(self) -> str:
+        """What `print(model)` says of the stack."""
+        return f"aggregation={getattr(self.aggregation, '__name__', self.aggregation)}"

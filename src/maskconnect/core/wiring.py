@@ -1,0 +1,161 @@
+"""Who may feed whom, and who does (section 3.2 of the paper).
+
+Modules carry one flat number each, in the order in which they run. As plain data, which goes to JSON and
+back, a wiring says what each module reads:
+    a chain   [[], [0], [0, 1]]                    module 2 reads modules 0 and 1
+    layered   [[[], []], [[0], [0, 1]]]            branch 1 of layer 1 reads branches 0 and 1 of layer 0
+The modules that read the input of the stack (the first one, or the first layer) read nothing else.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+from maskconnect.errors import ConnectivityError, integer
+
+Sources = tuple[tuple[int, ...], ...]
+"""For every module, by its flat number, the flat numbers of the modules that feed it, ascending."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How many modules stand in each layer; a chain is a layout with one module a layer."""
+
+    sizes: tuple[int, ...]
+    layered: bool
+    layers: tuple[range, ...] = field(init=False)  # the flat numbers of the modules of each layer
+    places: tuple[tuple[int, int], ...] = field(init=False)  # the layer of each module, and its branch there
+
+    def __post_init__(self) -> None:
+        ends = accumulate(self.sizes)
+        layers = tuple(range(end - size, end) for end, size in zip(ends, self.sizes, strict=True))
+        places = tuple((layer, branch) for layer, size in enumerate(self.sizes) for branch in range(size))
+        object.__setattr__(self, "layers", layers)
+        object.__setattr__(self, "places", places)
+
+    @property
+    def targets(self) -> range:
+        """The modules that read other modules: all but the first layer."""
+        return range(self.sizes[0], sum(self.sizes))
+
+    def name(self, module: int) -> str:
+        """What a person calls this module."""
+        layer, branch = self.places[module]
+        return f"branch {branch} of layer {layer}" if self.layered else f"module {module}"
+
+    def before(self, target: int) -> int:
+        """The module just before a target, whose output shape the target's sources are aligned to."""
+        layer, branch = self.places[target]
+        above = self.layers[layer - 1]
+        return above[branch % len(above)]
+
+    def candidates(self) -> Sources:
+        """All that may feed each module: every earlier one (chain) or all of the layer before (layered)."""
+        rows: list[tuple[int, ...]] = []
+        for layer, members in enumerate(self.layers):
+            first = 0 if not self.layered or layer == 0 else self.layers[layer - 1].start
+            rows += [tuple(range(first, members.start))] * len(members)
+        return tuple(rows)
+
+    def preferred(self, target: int, source: int) -> int:
+        """Ties in the top-K go to the smallest of these: the nearest source; layered, the own branch, then cyclic."""
+        if not self.layered:
+            return target - source
+        layer, branch = self.places[target]
+        above = self.layers[layer - 1]
+        return (source - above.start - branch) % len(above)
+
+    def prev(self) -> Sources:
+        """Fixed-Prev: each module reads the one just before it; layered, the same branch of the layer before."""
+        first = self.targets.start
+        return ((),) * first + tuple((self.before(target),) for target in self.targets)
+
+    def to_plain(self, sources: Sources) -> list[Any]:
+        """The wiring as plain data."""
+        if not self.layered:
+            return [list(row) for row in sources]
+        starts = [0, *(members.start for members in self.layers)]
+        return [
+            [[k - starts[layer] for k in sources[module]] for module in members]
+            for layer, members in enumerate(self.layers)
+        ]
+
+    def from_plain(self, plain: object, *, what: str) -> Sources:
+        """Read a wiring from plain data; `what` is the argument it came in, for the error."""
+        allowed = self.candidates()
+        rows = self._rows(plain, what)
+        found: list[tuple[int, ...]] = []
+        for module, row in enumerate(rows):
+            layer, _ = self.places[module]
+            offset = self.layers[layer - 1].start if self.layered and layer else 0
+            sources = [offset + integer(f"{what}: a source of {self.name(module)}", k) for k in row]
+            for k in sources:
+                if k not in allowed[module]:
+                    raise ConnectivityError(
+                        f"{what}: {self.name(module)} lists source {k - offset}; {self._may(module)}."
+                    )
+            if len(set(sources)) < len(sources):
+                raise ConnectivityError(f"{what}: {self.name(module)} lists a source twice: {list(row)}.")
+            if not sources and module in self.targets:
+                raise ConnectivityError(f"{what}: {self.name(module)} has no source; {self._may(module)}.")
+            found.append(tuple(sorted(sources)))
+        return tuple(found)
+
+    def _rows(self, plain: object, what: str) -> list[Sequence[object]]:
+        """Plain data as one list of sources a module, with as many as there are modules."""
+        if isinstance(plain, dict):
+            raise ConnectivityError(
+                f"{what} is a dict, of several stacks perhaps; give the wiring of one: {list(plain)}."
+            )
+        outer = _sequence(plain, what)
+        if len(outer) != len(self.sizes):
+            unit = "layers" if self.layered else "modules"
+            raise ConnectivityError(f"{what} has {len(outer)} rows; the stack has {len(self.sizes)} {unit}.")
+        if not self.layered:
+            return [_sequence(row, what) for row in outer]
+        rows: list[Sequence[object]] = []
+        for layer, (members, size) in enumerate(zip(outer, self.sizes, strict=True)):
+            branches = _sequence(members, what)
+            if len(branches) != size:
+                raise ConnectivityError(f"{what}: layer {layer} has {len(branches)} rows and {size} branches.")
+            rows += [_sequence(branch, what) for branch in branches]
+        return rows
+
+    def _may(self, module: int) -> str:
+        """What a module may read, in words."""
+        if module not in self.targets:
+            return "it reads the input of the stack and nothing else"
+        if not self.layered:
+            return f"it may read only the modules before it, 0 to {module - 1}"
+        layer, _ = self.places[module]
+        return f"it may read only the branches of layer {layer - 1}, 0 to {self.sizes[layer - 1] - 1}"
+
+
+def random_sources(candidates: Sources, fan_in: Sequence[int], seed: int) -> Sources:
+    """Fixed-Random: for each target as many of its candidates as its fan-in says, drawn uniformly."""
+    chooser = random.Random(seed)
+    first = len(candidates) - len(fan_in)
+    rows = zip(candidates[first:], fan_in, strict=True)
+    return candidates[:first] + tuple(tuple(sorted(chooser.sample(row, k))) for row, k in rows)
+
+
+def reaching_output(sources: Sources, outputs: Sequence[int]) -> tuple[bool, ...]:
+    """Which modules can reach the output, directly or through others (transitively: D10)."""
+    reaches = [False] * len(sources)
+    for module in outputs:
+        reaches[module] = True
+    for target in reversed(range(len(sources))):  # every source stands before its targets
+        if reaches[target]:
+            for source in sources[target]:
+                reaches[source] = True
+    return tuple(reaches)
+
+
+def _sequence(value: object, what: str) -> Sequence[object]:
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise ConnectivityError(f"{what} holds {value!r} where a list of sources was needed.")
+    return value

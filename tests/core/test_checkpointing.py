@@ -1,0 +1,119 @@
+"""Activation checkpointing: the forward pass that is run again must see the same masks."""
+
+import copy
+
+import pytest
+import torch
+from networks import mlp_blocks, mlp_layers
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import maskconnect as mc
+
+X = torch.linspace(-1, 1, 18).reshape(3, 6)
+
+
+def gradients(stack):
+    return [p.grad for p in stack.parameters()]
+
+
+def assert_same(found, expected):
+    for a, b in zip(found, expected, strict=True):
+        assert torch.equal(a, b)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, block):
+        super().__init__()
+        self.block = block
+
+    def forward(self, x):
+        return checkpoint(self.block, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize("make", [lambda: mlp_blocks(7), lambda: mlp_layers(3, 4)])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpointed_stack_trains_exactly_as_one_that_is_not(make, reentrant):
+    stack = mc.MaskedStack(make(), fan_in=2)
+    twin = copy.deepcopy(stack)
+    for step in range(4):
+        x = (X + step).requires_grad_()
+        checkpoint(stack, x, use_reentrant=reentrant).square().sum().backward()
+        twin(X + step).square().sum().backward()
+        assert torch.equal(stack.masks.binary, twin.masks.binary)
+        assert_same(gradients(stack), gradients(twin))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpointed_region_around_a_stack_does_so_too(reentrant):
+    stack, head = mc.MaskedStack(mlp_blocks(7), fan_in=2), nn.Sequential(nn.Linear(6, 6), nn.Tanh())
+    twin = copy.deepcopy(stack)
+    for step in range(3):
+        x = (X + step).requires_grad_()
+        checkpoint(lambda x: head(stack(x)), x, use_reentrant=reentrant).square().sum().backward()
+        head(twin(X + step)).square().sum().backward()
+        assert_same(gradients(stack), gradients(twin))
+
+
+def test_checkpointed_modules_inside_a_stack_change_nothing():
+    stack = mc.MaskedStack(mlp_blocks(7), fan_in=2)
+    twin = copy.deepcopy(stack)
+    for i, block in enumerate(stack.blocks):
+        stack.blocks[i] = Checkpointed(block)
+    for x in (X, 2 * X):
+        stack(x).square().sum().backward()
+        twin(x).square().sum().backward()
+    assert_same(gradients(stack), gradients(twin))
+
+
+def test_a_checkpointed_frozen_stack_works():
+    stack = mc.MaskedStack(mlp_blocks(7), fan_in=2)
+    mc.freeze(stack)
+    twin = copy.deepcopy(stack)
+    checkpoint(stack, X, use_reentrant=False).square().sum().backward()
+    twin(X).square().sum().backward()
+    assert_same(gradients(stack.blocks), gradients(twin.blocks))
+
+
+def test_a_checkpointed_stack_with_dropout_inside_works():
+    stack = mc.MaskedStack([nn.Sequential(block, nn.Dropout(0.3)) for block in mlp_blocks(6)], fan_in=2)
+    twin = copy.deepcopy(stack)
+    for run in (lambda: checkpoint(stack, X, use_reentrant=False), lambda: twin(X)):
+        torch.manual_seed(3)
+        run().square().sum().backward()
+    assert_same(gradients(stack), gradients(twin))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_two_checkpointed_passes_in_flight_are_a_clear_error(reentrant):
+    stack = mc.MaskedStack(mlp_blocks(7), fan_in=2)
+    losses = [
+        checkpoint(stack, (X * factor).requires_grad_(), use_reentrant=reentrant).square().sum() for factor in (1, 2)
+    ]
+    with pytest.raises(mc.ConnectivityError, match="2 of its forward passes in flight"):
+        sum(losses).backward()
+
+
+def test_a_pass_whose_graph_is_gone_is_not_in_flight():
+    stack = mc.MaskedStack(mlp_blocks(7), fan_in=2)
+    twin = copy.deepcopy(stack)
+    for model in (stack, twin):
+        model(X)  # its output is dropped, and the graph with it
+    kept = stack(X).square().sum()
+    kept.backward()  # still referred to, but its backward pass is over
+    twin(X).square().sum().backward()
+    checkpoint(stack, X, use_reentrant=False).square().sum().backward()
+    twin(X).square().sum().backward()
+    assert_same(gradients(stack), gradients(twin))
+
+
+def test_passes_without_gradient_do_not_confuse_a_later_checkpoint():
+    stack = mc.MaskedStack(mlp_blocks(7), fan_in=2)
+    twin = copy.deepcopy(stack)
+    for model in (stack, twin):
+        with torch.no_grad():
+            for _ in range(3):
+                model(X)
+    checkpoint(stack, X, use_reentrant=False).square().sum().backward()
+    twin(X).square().sum().backward()
+    assert_same(gradients(stack), gradients(twin))

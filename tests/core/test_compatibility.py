@@ -1,0 +1,114 @@
+"""What people do to their networks: autocast, compile, memory formats, meta, safetensors."""
+
+import shutil
+
+import pytest
+import torch
+from networks import conv_blocks, mlp_blocks, mlp_layers
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import maskconnect as mc
+
+X = torch.linspace(-1, 1, 18).reshape(3, 6)
+
+
+@pytest.mark.parametrize("make", [lambda: mlp_blocks(6), lambda: mlp_layers(3, 4)])
+@pytest.mark.parametrize("aggregation", ["mean", "sum"])
+def test_autocast_learns_in_low_precision_with_masks_in_float32(make, aggregation):
+    stack = mc.MaskedStack(make(), fan_in=2, aggregation=aggregation)
+    exact = mc.MaskedStack(stack.flat() if not stack.layout.layered else stack.blocks, 2, aggregation=aggregation)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = stack(X)
+        output.float().square().sum().backward()
+    assert stack.masks.real.grad.dtype == torch.float32
+    found = stack.masks.real.grad.clone()
+    exact(X).square().sum().backward()
+    torch.testing.assert_close(found, exact.masks.real.grad, rtol=0.1, atol=0.1)
+
+
+def test_sources_of_different_precision_are_added_in_the_higher_one():
+    class Low(nn.Linear):
+        def forward(self, x):
+            return super().forward(x.float()).bfloat16()
+
+    class High(nn.Linear):
+        def forward(self, x):
+            assert x.dtype == torch.float32
+            return super().forward(x)
+
+    stack = mc.MaskedStack([Low(6, 6), nn.Linear(6, 6).bfloat16(), Low(6, 6), High(6, 6)], connectivity="full")
+    stack.blocks[2] = High(6, 6)  # module 3 now reads two low ones and a high one
+    stack.blocks[2].forward = lambda x: nn.Linear.forward(stack.blocks[2], x.float())
+    assert stack(X).dtype == torch.float32
+
+
+def compilers():
+    return ["aot_eager", *(["inductor"] if shutil.which("g++") else [])]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("backend", compilers())
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("kind", ["chain", "layers", "convolutions"])
+def test_a_frozen_stack_compiles_whole_with_equal_outputs_and_gradients(kind, train, backend):
+    modules = {"chain": mlp_blocks(8), "layers": mlp_layers(3, 4), "convolutions": conv_blocks()}[kind]
+    x = torch.randn(2, 4, 8, 8) if kind == "convolutions" else X
+    stack = mc.MaskedStack(modules, fan_in=1, connectivity="random", seed=3).train(train)
+    assert not all(stack.masks.fixed.alive), "some module is unread"
+    torch._dynamo.reset()
+    compiled = torch.compile(stack, backend=backend, fullgraph=True)
+    found, expected = [], []
+    for run, results in ((compiled, found), (stack, expected)):
+        stack.zero_grad()
+        output = run(x)
+        output.square().sum().backward()
+        results += [output.detach(), *(p.grad.clone() for p in stack.blocks.parameters())]
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_channels_last_stays_channels_last_and_gives_the_same_gradients():
+    stack = mc.MaskedStack(conv_blocks(), fan_in=3)
+    x = torch.randn(2, 4, 8, 8)
+    stack(x).square().sum().backward()
+    expected = [p.grad.clone() for p in stack.parameters()]
+    stack.zero_grad()
+    stack.load_state_dict(stack.state_dict() | {"masks._extra_state": torch.Generator().manual_seed(0).get_state()})
+    stack.to(memory_format=torch.channels_last)
+    output = stack(x.to(memory_format=torch.channels_last))
+    assert output.is_contiguous(memory_format=torch.channels_last)
+    output.square().sum().backward()
+    for p, gradient in zip(stack.parameters(), expected, strict=True):
+        torch.testing.assert_close(p.grad, gradient, rtol=1e-4, atol=1e-5)
+
+
+def test_batch_norm_inside_a_frozen_stack_sees_each_batch_once():
+    blocks = [nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)) for _ in range(4)]
+    stack = mc.MaskedStack(blocks, connectivity=[[], [0], [1], [0]])
+    for _ in range(3):
+        stack(X)
+    assert [int(block[1].num_batches_tracked) for block in blocks] == [3, 0, 0, 3]
+
+
+def test_a_stack_can_be_built_on_the_meta_device():
+    with torch.device("meta"):
+        stack = mc.MaskedStack([nn.Linear(1000, 1000) for _ in range(20)], connectivity="random", fan_in=3)
+        assert stack(torch.empty(8, 1000)).shape == (8, 1000)
+    assert all(block.weight.is_meta for block in stack.blocks)
+
+
+def test_the_state_dict_fits_into_safetensors(tmp_path):
+    stack = mc.MaskedStack(mlp_blocks(5), fan_in=2)
+    mc.freeze(stack)
+    save_file(stack.state_dict(), tmp_path / "stack.safetensors")
+    other = mc.MaskedStack(mlp_blocks(5), fan_in=2)
+    other.load_state_dict(load_file(tmp_path / "stack.safetensors"))
+    assert torch.equal(stack(X), other(X))
+
+
+def test_a_model_can_be_exported_once_it_is_frozen():
+    stack = mc.MaskedStack(mlp_blocks(6), fan_in=2).eval()
+    mc.freeze(stack)
+    program = torch.export.export(stack, (X,))
+    assert torch.equal(program.module()(X), stack(X))

@@ -1,0 +1,221 @@
+"""Real masks, draws, the freeze, and what of them is in the state_dict."""
+
+import copy
+import io
+import json
+import pickle
+
+import pytest
+import torch
+from networks import mlp_blocks, mlp_layers, taken
+from torch import nn
+
+import maskconnect as mc
+
+X = torch.linspace(-1, 1, 18).reshape(3, 6)
+
+
+def learned(seed=0, fan_in=2, count=6):
+    return mc.MaskedStack(mlp_blocks(count), fan_in, seed=seed)
+
+
+def biased(stack):
+    """A stack whose masks are as after some learning: uneven, a few of them zero."""
+    with torch.no_grad():
+        stack.masks.real.copy_(torch.rand_like(stack.masks.real).sub_(0.2).clamp_(0) * (stack.masks.source >= 0))
+    return stack
+
+
+def test_real_masks_are_parameters_and_start_equal():
+    stack = learned()
+    assert "masks.real" in dict(stack.named_parameters())
+    torch.testing.assert_close(stack.masks.real[3], torch.tensor([0.25] * 4 + [0.0]))
+
+
+def test_train_mode_draws_anew_and_eval_mode_uses_the_top_k():
+    stack = biased(learned())
+    assert len(set(map(str, taken(stack, 10, X)))) > 5
+    stack.eval()
+    wiring = mc.wiring_of(stack)
+    for target, row in enumerate(wiring[1:]):
+        real = stack.masks.real[target, : target + 1]
+        assert set(row) == set(real.topk(min(2, target + 1)).indices.tolist())
+    assert torch.equal(stack(X), stack(X))
+
+
+def test_every_draw_has_exactly_k_sources_a_target_or_all_where_there_are_fewer():
+    stack = learned(fan_in=3)
+    for mask in taken(stack, 20, X):
+        assert [sum(row) for row in mask] == [1, 2, 3, 3, 3]
+
+
+def test_a_fan_in_for_each_target():
+    stack = mc.MaskedStack(mlp_blocks(5), fan_in=[1, 1, 3, 9])
+    stack(X)
+    assert stack.masks.binary.sum(dim=1).tolist() == [1, 1, 3, 4]
+
+
+def test_a_draw_writes_the_normalised_real_masks_back():
+    stack = biased(learned())
+    stack(X)
+    torch.testing.assert_close(stack.masks.real.sum(dim=1), torch.ones(5))
+    assert not stack.masks.real[stack.masks.source < 0].any()
+
+
+def test_eval_mode_changes_nothing():
+    stack = biased(learned()).eval()
+    before = copy.deepcopy(stack.state_dict())
+    stack(X)
+    assert all(torch.equal(value, before[key]) for key, value in stack.state_dict().items())
+
+
+def test_with_equal_masks_the_top_k_are_the_nearest_sources_or_the_own_branch_and_then_cyclic():
+    assert mc.wiring_of(learned()) == [[], [0], [0, 1], [1, 2], [2, 3], [3, 4]]
+    layered = mc.MaskedStack(mlp_layers(2, 4), fan_in=2)
+    assert mc.wiring_of(layered)[1] == [[0, 1], [1, 2], [2, 3], [0, 3]]
+
+
+def test_freeze_fixes_the_top_k_and_ends_the_gradient_of_the_masks():
+    stack = biased(learned())
+    stack(X).sum().backward()
+    wiring = mc.wiring_of(stack)
+    mc.freeze(stack)
+    assert mc.wiring_of(stack) == wiring
+    assert stack.masks.real.grad is None
+    stack.train()
+    output = stack(X)
+    output.sum().backward()
+    assert stack.masks.real.grad is None
+    assert torch.equal(output, stack.eval()(X))
+
+
+def test_freezing_twice_changes_nothing():
+    stack = biased(learned())
+    mc.freeze(stack)
+    wiring = mc.wiring_of(stack)
+    with torch.no_grad():
+        stack.masks.real.zero_()
+    mc.freeze(stack)
+    assert mc.wiring_of(stack) == wiring
+
+
+@pytest.mark.parametrize("modules", [lambda: mlp_blocks(6), lambda: mlp_layers(3, 4)])
+def test_the_wiring_is_plain_data_that_a_new_network_takes(modules):
+    first = biased(mc.MaskedStack(modules(), fan_in=2))
+    wiring = json.loads(json.dumps(mc.wiring_of(first)))
+    second = mc.MaskedStack(modules(), connectivity=wiring)
+    second.blocks.load_state_dict(first.blocks.state_dict())
+    assert mc.wiring_of(second) == wiring
+    assert torch.equal(first.eval()(X), second(X))
+
+
+def test_frozen_flag_wiring_and_generator_are_in_the_state_dict():
+    assert {"masks.frozen", "masks.binary", "masks._extra_state"} <= set(learned().state_dict())
+    assert all(isinstance(value, torch.Tensor) for value in learned().state_dict().values())
+
+
+@pytest.mark.parametrize("through", [copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))])
+def test_a_copy_continues_the_same_sequence_of_draws(through):
+    stack = learned()
+    taken(stack, 3, X)
+    twin = through(stack)
+    assert taken(stack, 5, X) == taken(twin, 5, X)
+
+
+def test_a_restored_stack_continues_the_same_sequence_of_draws_even_from_a_file():
+    stack = biased(learned(seed=4))
+    taken(stack, 3, X)
+    file = io.BytesIO()
+    torch.save(stack.state_dict(), file)
+    file.seek(0)
+    other = learned(seed=9)
+    other.load_state_dict(torch.load(file, weights_only=True))
+    assert torch.equal(other.masks.real, stack.masks.real)
+    assert taken(stack, 5, X) == taken(other, 5, X)
+
+
+def test_a_restored_frozen_stack_is_frozen_with_the_same_wiring_and_a_restored_learning_one_learns():
+    learning = biased(learned())
+    frozen = copy.deepcopy(learning)
+    mc.freeze(frozen)
+    other = learned(seed=1)
+    other.load_state_dict(frozen.state_dict())
+    assert other.masks.is_frozen
+    assert not other.masks.real.requires_grad
+    assert mc.wiring_of(other) == mc.wiring_of(frozen)
+    assert torch.equal(other(X), frozen(X))
+    other.load_state_dict(learning.state_dict())
+    assert not other.masks.is_frozen
+    assert other.masks.real.requires_grad
+
+
+def test_the_state_of_another_fan_in_or_other_candidates_is_refused():
+    state = learned(fan_in=2).state_dict()
+    with pytest.raises(mc.CheckpointError, match="another fan-in"):
+        learned(fan_in=3).load_state_dict(state)
+    narrow = mc.MaskedStack(mlp_blocks(6), 2, wiring=[[], [0], [0, 1], [1, 2], [2, 3], [3, 4]])
+    with pytest.raises(mc.CheckpointError, match="other candidate sources"):
+        narrow.load_state_dict(state)
+
+
+def test_neither_dropout_nor_data_order_nor_another_stack_changes_the_draws():
+    alone = taken(learned(seed=2), 6, X)
+
+    noisy = learned(seed=2)
+    noisy.blocks[0].append(nn.Dropout(0.5))
+    neighbour = learned(seed=2)
+    found = []
+    for _ in range(6):
+        torch.randperm(10)
+        neighbour(X)
+        found += taken(noisy, 1, X)
+    assert found == alone
+
+
+def test_another_seed_draws_other_masks():
+    assert taken(learned(seed=0), 5, X) != taken(learned(seed=1), 5, X)
+
+
+def test_drawing_leaves_the_global_generator_alone():
+    stack = learned()
+    before = torch.get_rng_state()
+    stack.masks.draw()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_mask_that_is_not_finite_names_its_target_and_source():
+    stack = learned()
+    with torch.no_grad():
+        stack.masks.real[3, 1] = float("nan")
+    with pytest.raises(mc.ConnectivityError, match="real mask of module 4 at module 1 is nan"):
+        stack(X)
+
+
+def test_a_mask_outside_its_interval_points_to_attach():
+    stack = learned()
+    with torch.no_grad():
+        stack.masks.real[3, 1] = -0.5
+    with pytest.raises(mc.ConnectivityError, match=r"is -0.5, outside \[0, 1\]. Call mc.attach"):
+        stack(X)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_masks_never_fall_below_float32(dtype):
+    stack = biased(learned())
+    real = stack.masks.real.clone()
+    stack.to(dtype)
+    assert stack.blocks[0][0].weight.dtype == dtype
+    assert torch.equal(stack.masks.real, real)
+    assert stack.double().masks.real.dtype == torch.float64
+
+
+def test_a_stack_moves_with_to():
+    stack = learned().to("meta")
+    assert all(tensor.is_meta for tensor in (*stack.parameters(), *stack.buffers()))
+
+
+def test_print_says_what_the_masks_do():
+    stack = learned()
+    assert "5 targets, 15 candidate connections, learning" in repr(stack)
+    mc.freeze(stack)
+    assert "frozen" in repr(stack)

@@ -1,0 +1,180 @@
+"""Any modules, run through masks."""
+
+import pytest
+import torch
+from networks import chain_by_hand, conv_blocks, mlp_blocks, mlp_layers
+from torch import nn
+
+import maskconnect as mc
+
+X = torch.linspace(-1, 1, 18).reshape(3, 6)
+
+
+class Counting(nn.Module):
+    """Counts how often it runs, and in which mode."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.block, self.runs = block, []
+
+    def forward(self, x):
+        self.runs.append(self.training)
+        return self.block(x)
+
+
+def test_random_connectivity_is_fixed_seeded_and_never_drawn_again():
+    stack = mc.MaskedStack(mlp_blocks(8), 3, connectivity="random", seed=1)
+    wiring = mc.wiring_of(stack)
+    assert [len(row) for row in wiring] == [0, 1, 2, 3, 3, 3, 3, 3]
+    assert torch.equal(stack(X), stack(X))
+    assert wiring == mc.wiring_of(mc.MaskedStack(mlp_blocks(8), 3, connectivity="random", seed=1))
+    assert wiring != mc.wiring_of(mc.MaskedStack(mlp_blocks(8), 3, connectivity="random", seed=2))
+
+
+def test_full_connectivity_reads_all_candidates_and_needs_no_fan_in():
+    assert mc.wiring_of(mc.MaskedStack(mlp_blocks(4), connectivity="full")) == [[], [0], [0, 1], [0, 1, 2]]
+    layered = mc.MaskedStack(mlp_layers(2, 3), connectivity="full")
+    assert mc.wiring_of(layered) == [[[], [], []], [[0, 1, 2]] * 3]
+
+
+def test_prev_of_layers_is_parallel_chains():
+    assert mc.wiring_of(mc.MaskedStack(mlp_layers(3, 2), connectivity="prev")) == [[[], []], [[0], [1]], [[0], [1]]]
+
+
+def test_candidates_can_be_given_explicitly():
+    wiring = [[], [0], [0], [0, 2], [1, 3]]
+    stack = mc.MaskedStack(mlp_blocks(5), 1, wiring=wiring)
+    for _ in range(30):
+        stack(X)
+        for row, allowed in zip(stack.masks.binary, wiring[1:], strict=True):
+            assert set(row.nonzero().flatten().tolist()) <= set(range(len(allowed)))
+    assert stack.masks.source.tolist() == [[0, -1], [0, -1], [0, 2], [1, 3]]
+
+
+def test_candidates_of_branches_can_be_given_explicitly():
+    stack = mc.MaskedStack(mlp_layers(2, 3), 1, wiring=[[[], [], []], [[0], [1, 2], [2]]])
+    assert mc.wiring_of(stack) == [[[], [], []], [[0], [1], [2]]]
+
+
+def test_one_module_alone_is_that_module():
+    (block,) = mlp_blocks(1)
+    stack = mc.MaskedStack([block], fan_in=3)
+    assert torch.equal(stack(X), block(X))
+    assert mc.wiring_of(stack) == [[]]
+
+
+def test_one_layer_alone_is_the_aggregate_of_its_branches():
+    (layer,) = mlp_layers(1, 3)
+    stack = mc.MaskedStack([layer], fan_in=2)
+    torch.testing.assert_close(stack(X), sum(branch(X) for branch in layer) / 3)
+
+
+def test_extra_arguments_go_to_every_module():
+    class Shifted(nn.Module):
+        def forward(self, x, shift, *, scale):
+            return x * scale + shift
+
+    stack = mc.MaskedStack([Shifted() for _ in range(3)], connectivity="prev")
+    assert torch.equal(stack(X, 1.0, scale=2.0), ((X * 2 + 1) * 2 + 1) * 2 + 1)
+
+
+def test_modules_may_return_anything_that_the_aggregation_understands():
+    class Pair(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).relu(), x
+
+    def add(sources, mask):
+        return sum(m * (residual + shortcut) for m, (residual, shortcut) in zip(mask, sources, strict=True))
+
+    stack = mc.MaskedStack([[Pair(6, 6) for _ in range(3)] for _ in range(3)], 2, aggregation=add)
+    stack(X).sum().backward()
+    assert stack.masks.real.grad.abs().sum(dim=1).all()
+    mc.freeze(stack)
+    assert stack(X).shape == X.shape
+
+
+def test_an_aggregation_with_weights_of_its_own_is_part_of_the_network():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, sources, mask):
+            return self.scale * sum(m * y for m, y in zip(mask, sources, strict=True))
+
+    stack = mc.MaskedStack(mlp_blocks(4), 2, aggregation=Scaled())
+    stack(X).sum().backward()
+    assert dict(stack.named_parameters())["aggregation.scale"].grad != 0
+
+
+def test_while_learning_every_module_runs_and_afterwards_only_those_that_reach_the_output():
+    blocks = [Counting(block) for block in mlp_blocks(5)]
+    stack = mc.MaskedStack(blocks, fan_in=1)
+    for _ in range(10):
+        stack(X)
+    assert [len(block.runs) for block in blocks] == [10] * 5
+    with torch.no_grad():
+        stack.masks.real.copy_(torch.eye(4))  # target j reads source j - 1, but for the last:
+        stack.masks.real[3] = torch.tensor([0.0, 1.0, 0.0, 0.0])
+    mc.freeze(stack)
+    for block in blocks:
+        block.runs.clear()
+    expected = chain_by_hand([block.block for block in blocks], [[], [0], [1], [2], [1]], X)
+    for _ in range(10):
+        assert torch.equal(stack(X), expected)
+    assert [len(block.runs) for block in blocks] == [10, 10, 1, 1, 10]
+    assert blocks[2].runs == [False], "once, for its shape, and without a trace: in eval mode"
+    assert all(part.training for part in stack.modules())
+
+
+def test_an_unread_module_that_changes_the_resolution_still_gives_its_shape():
+    blocks = conv_blocks()
+    wiring = [[], [0], [1], [0, 1], [1, 3], [4]]  # module 2, which halves the resolution, is read by nothing
+    stack = mc.MaskedStack(blocks, connectivity=wiring)
+    for size in (8, 16, 8):
+        x = torch.randn(2, 4, size, size)
+        torch.testing.assert_close(stack(x), chain_by_hand(blocks, wiring, x))
+
+
+def test_the_shapes_of_many_input_sizes_do_not_pile_up():
+    stack = mc.MaskedStack(mlp_blocks(4), connectivity=[[], [0], [1], [1]])
+    for size in range(1, 200):
+        stack(torch.randn(size, 6))
+    assert len(stack._shapes) <= 64
+
+
+def test_a_module_that_changes_its_input_in_place_does_not_change_what_others_read():
+    blocks = [nn.Linear(6, 6), *(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 6)) for _ in range(4))]
+    wiring = [[], [0], [0], [0], [1, 2, 3]]
+    stack = mc.MaskedStack(blocks, connectivity=wiring)
+    pure = [nn.Linear(6, 6), *(nn.Sequential(nn.ReLU(), nn.Linear(6, 6)) for _ in range(4))]
+    nn.ModuleList(pure).load_state_dict(stack.blocks.state_dict())
+    torch.testing.assert_close(stack(X), chain_by_hand(pure, wiring, X))
+    learned = mc.MaskedStack(blocks, fan_in=1)
+    learned(X).sum().backward()  # autograd would say so if a saved output had been changed
+
+
+def test_the_same_module_may_stand_in_several_places():
+    (block,) = mlp_blocks(1)
+    chain = mc.MaskedStack([block, block, block], connectivity="prev")
+    assert torch.equal(chain(X), block(block(block(X))))
+    layered = mc.MaskedStack([[block, block], [block, block]], connectivity="full")
+    torch.testing.assert_close(layered(X), block(block(X)))
+
+
+@pytest.mark.parametrize("modules", [nn.ModuleList, nn.Sequential, tuple, iter])
+def test_modules_come_in_any_iterable(modules):
+    blocks = mlp_blocks(3)
+    given = nn.Sequential(*blocks) if modules is nn.Sequential else modules(blocks)
+    assert mc.wiring_of(mc.MaskedStack(given, 1)) == [[], [0], [1]]
+
+
+def test_layers_come_as_module_lists_too():
+    layers = nn.ModuleList([nn.ModuleList(mlp_blocks(2)), nn.ModuleList(mlp_blocks(2))])
+    assert mc.wiring_of(mc.MaskedStack(layers, 1)) == [[[], []], [[0], [1]]]
+
+
+def test_layers_of_different_sizes():
+    stack = mc.MaskedStack([mlp_blocks(1), mlp_blocks(5), mlp_blocks(2)], fan_in=3)
+    stack(X).sum().backward()
+    assert stack.masks.binary.sum(dim=1).tolist() == [1] * 5 + [3] * 2

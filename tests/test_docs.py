@@ -1,0 +1,48 @@
+"""README and docs tell the truth."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+import maskconnect as mc
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def test_the_code_in_the_readme_runs(capsys):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    exec(code, {})
+    assert capsys.readouterr().out.startswith("[[], [0], [0, 1]")
+
+
+def test_the_tree_in_the_readme_names_every_file_of_the_core():
+    tree = (ROOT / "README.md").read_text().split("## The tree")[1]
+    for path in (ROOT / "src" / "maskconnect").rglob("*.py"):
+        if path.stem != "__init__":
+            assert f" {path.name} " in tree, path.name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_named_files_exist(page):
+    text = page.read_text()
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", text):
+        assert (page.parent / target).exists(), target
+    for name in re.findall(r"`(?:paper/)?(test_\w+\.py)", text):
+        assert list((ROOT / "tests").rglob(name)), name
+
+
+def test_every_name_in_the_paper_map_exists():
+    names = re.findall(r"`(\w+)\.(\w+)", (ROOT / "docs" / "paper_map.md").read_text())
+    modules = {path.stem for path in (ROOT / "src" / "maskconnect" / "core").glob("*.py")}
+    found = [(module, name) for module, name in names if module in modules]
+    assert len(found) > 10
+    for module, name in found:
+        assert hasattr(importlib.import_module(f"maskconnect.core.{module}"), name), f"{module}.{name}"
+
+
+def test_the_version_is_the_same_everywhere():
+    assert f"version: {mc.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"## {mc.__version__}" in (ROOT / "CHANGELOG.md").read_text()

@@ -1,0 +1,55 @@
+"""The same code learns the wiring of an MLP, of a transformer encoder and of a conv net."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import maskconnect as mc
+
+EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
+
+
+def load(name):
+    (path,) = [path for path in EXAMPLES if path.stem == name]
+    spec = importlib.util.spec_from_file_location(f"example_{name}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_is_short_and_runs(path):
+    assert len(path.read_text().splitlines()) < 60
+    run = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True)
+    assert "reads" in run.stdout
+    assert run.stderr == ""
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_learning_finds_exactly_the_two_of_eight_sources_that_carry_signal(seed):
+    example = load("mlp")
+    model, accuracy = example.train(seed=seed)
+    assert mc.wiring_of(model)[1] == [list(example.SIGNAL)]
+    assert accuracy > 0.95
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_without_the_mask_update_it_finds_them_not(seed):
+    example = load("mlp")
+    model, accuracy = example.train(seed=seed, mask_lr=0.0)
+    assert mc.wiring_of(model)[1] != [list(example.SIGNAL)]
+    assert accuracy < 0.6
+
+
+@pytest.mark.parametrize("name", ["transformer", "convnet"])
+def test_a_wiring_is_learned_frozen_and_of_use(name):
+    model, accuracy = load(name).train()
+    (stack,) = [part for part in model.modules() if isinstance(part, mc.MaskedStack)]
+    assert stack.masks.is_frozen
+    assert accuracy > 0.9
+    uniform = mc.MaskedStack([torch.nn.Identity() for _ in stack.blocks], stack.masks.fan_in.tolist())
+    assert mc.wiring_of(model) != mc.wiring_of(uniform), "the masks moved away from where they began"

@@ -1,0 +1,108 @@
+"""What a person gets who installs the package."""
+
+import subprocess
+import sys
+import sysconfig
+import textwrap
+import venv
+from pathlib import Path
+
+import pytest
+
+import maskconnect as mc
+from maskconnect.errors import need
+
+ROOT = Path(__file__).parent.parent
+
+
+def run(*command, cwd=None):
+    return subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def python(code, executable=sys.executable, cwd=None):
+    result = run(executable, "-c", textwrap.dedent(code), cwd=cwd)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_at_most_twenty_public_names_all_of_them_there():
+    assert len(mc.__all__) <= 20
+    assert all(hasattr(mc, name) for name in mc.__all__)
+
+
+def test_import_costs_at_most_a_fifth_of_a_second_over_torch():
+    code = "import time, torch; start = time.perf_counter(); import maskconnect; print(time.perf_counter() - start)"
+    assert min(float(python(code)) for _ in range(3)) < 0.2
+
+
+def test_import_brings_nothing_heavy():
+    code = "import sys, torch; before = set(sys.modules); import maskconnect; print(*set(sys.modules) - before)"
+    brought = {name.split(".")[0] for name in python(code).split()} - set(sys.stdlib_module_names)
+    assert brought == {"maskconnect"}
+
+
+def test_a_missing_extra_is_one_sentence_that_names_it():
+    with pytest.raises(
+        mc.MaskConnectError, match=r"^no_such_thing is not installed; run: pip install 'maskconnect\[data\]'$"
+    ):
+        need("no_such_thing.inside", extra="data")
+    assert need("json.decoder", extra="data").JSONDecoder
+
+
+USE = """
+    import pathlib, sys, torch
+    import maskconnect as mc
+    assert pathlib.Path(mc.__file__).is_relative_to(sys.prefix), mc.__file__
+    stack = mc.MaskedStack([torch.nn.Linear(4, 4) for _ in range(5)], fan_in=2)
+    optimizer = torch.optim.SGD(mc.param_groups(stack, lr=0.1, mask_lr=0.3))
+    mc.attach(optimizer, stack)
+    stack(torch.randn(3, 4)).sum().backward()
+    optimizer.step()
+    mc.freeze(stack)
+    print(mc.__version__, len(mc.wiring_of(stack)))
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    built = run(sys.executable, "-m", "pip", "wheel", "-qq", "--no-deps", "--wheel-dir", folder, ROOT)
+    assert built.returncode == 0, built.stderr
+    (path,) = folder.glob("maskconnect-*.whl")
+    return path
+
+
+def test_the_wheel_works_in_another_environment_outside_the_checkout(wheel, tmp_path):
+    """The other environment sees this one's torch, but not its maskconnect: path files do not nest."""
+    venv.create(tmp_path / "env", with_pip=True)
+    executable = tmp_path / "env" / "bin" / "python"
+    installed = run(executable, "-m", "pip", "install", "-qq", "--no-deps", "--no-index", wheel)
+    assert installed.returncode == 0, installed.stderr
+    (site,) = (tmp_path / "env" / "lib").glob("python*/site-packages")
+    (site / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
+    assert python(USE, executable, cwd=tmp_path).split() == [mc.__version__, "5"]
+    files = run(executable, "-m", "pip", "show", "-f", "maskconnect").stdout
+    assert "maskconnect/py.typed" in files
+    assert "LICENSE" in files
+
+
+@pytest.mark.slow
+def test_the_wheel_brings_all_that_it_needs(wheel, tmp_path):
+    venv.create(tmp_path / "env", with_pip=True)
+    executable = tmp_path / "env" / "bin" / "python"
+    installed = run(executable, "-m", "pip", "install", "-qq", "-c", ROOT / "constraints.txt", wheel)
+    assert installed.returncode == 0, installed.stderr
+    assert python(USE, executable, cwd=tmp_path).split() == [mc.__version__, "5"]
+
+
+@pytest.mark.slow
+def test_make_run_works_in_a_fresh_clone_and_reuses_what_is_there(tmp_path):
+    cloned = run("git", "clone", "-q", ROOT, tmp_path / "clone")
+    assert cloned.returncode == 0, cloned.stderr
+    first = run("make", "run", cwd=tmp_path / "clone")
+    assert first.returncode == 0, first.stderr
+    assert "setting up .venv" in first.stdout
+    assert "learned, 2 of 8" in first.stdout
+    second = run("make", "run", cwd=tmp_path / "clone")
+    assert "setting up" not in second.stdout
+    assert second.stdout.splitlines() == [line for line in first.stdout.splitlines() if "setting up" not in line]

@@ -1,0 +1,114 @@
+"""Make `.venv` with the package, every extra and the tools of development; the standard library is enough.
+
+The one question is which build of torch to take. pip's default on Linux carries several gigabytes of CUDA,
+of no use on a machine without an accelerator, so pip is asked first what it would install. The environment
+variable MASKCONNECT_TORCH overrides: `pip` takes what pip takes; any other word (`cpu`, `cu128`, `auto`)
+is handed to uv as its `--torch-backend`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+PIP = [str(PYTHON), "-m", "pip", "--disable-pip-version-check"]
+QUIET = [] if sys.stdout.isatty() else ["-qq"]  # a person at a terminal sees how far a download is
+CONSTRAINTS = ["-c", str(ROOT / "constraints.txt")]
+
+
+def main() -> int:
+    """Make or bring up to date the environment; exit code 1 with pip's own words when that fails."""
+    if sys.version_info < (3, 11):
+        print(f"maskconnect needs Python 3.11 or newer; this is {platform.python_version()}.", file=sys.stderr)
+        return 1
+    if not works(PYTHON):
+        venv.create(VENV, with_pip=True, clear=VENV.exists())
+    try:
+        install_torch(os.environ.get("MASKCONNECT_TORCH", ""))
+        print("setting up .venv: maskconnect, its extras and the tools of development", flush=True)
+        subprocess.run([*PIP, "install", *QUIET, *CONSTRAINTS, "-e", f"{ROOT}[all,dev]"], check=True)
+    except subprocess.CalledProcessError as error:
+        print(f"setting up .venv failed: {' '.join(map(str, error.cmd))}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def works(python: Path) -> bool:
+    """Whether an earlier call left an interpreter that runs and has pip."""
+    return (
+        python.exists()
+        and subprocess.run([python, "-m", "pip", "--version"], capture_output=True, check=False).returncode == 0
+    )
+
+
+def install_torch(choice: str) -> None:
+    """Install torch as `choice` says or, where it says nothing, without CUDA unless there is a use for it."""
+    would_take = what_pip_takes()
+    if would_take is None and not choice:
+        return  # the pinned version is there already
+    cuda_for_nothing = would_take is not None and is_cuda_build(would_take) and not has_accelerator()
+    backend = choice or ("cpu" if cuda_for_nothing else "pip")
+    if backend != "pip" and install_with_uv(backend):
+        return
+    print(f"setting up .venv: torch {(would_take or {}).get('version', '')} with pip", flush=True)
+    subprocess.run([*PIP, "install", *QUIET, *CONSTRAINTS, "torch"], check=True)
+
+
+def what_pip_takes() -> dict[str, object] | None:
+    """The metadata of the torch that pip would install, or None where the pinned one is installed."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        ask = [
+            *PIP,
+            "install",
+            "-qq",
+            "--dry-run",
+            "--no-deps",
+            "--report",
+            str(report),
+            *CONSTRAINTS,
+            "torch",
+        ]
+        subprocess.run(ask, check=True)
+        installs = json.loads(report.read_text())["install"]
+    return installs[0]["metadata"] if installs else None
+
+
+def is_cuda_build(metadata: dict[str, object]) -> bool:
+    """A build with CUDA asks for NVIDIA's packages; one without asks for none."""
+    needs = metadata.get("requires_dist") or []
+    assert isinstance(needs, list)
+    return platform.system() == "Linux" and any(str(need).startswith(("nvidia-", "cuda-")) for need in needs)
+
+
+def has_accelerator() -> bool:
+    """Whether the kernel shows a GPU of NVIDIA's or AMD's."""
+    return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/kfd").exists()
+
+
+def install_with_uv(backend: str) -> bool:
+    """Let uv, which knows where each build of torch lives, install it; False where that fails."""
+    print(f"setting up .venv: torch for backend {backend} with uv", flush=True)
+    if shutil.which("uv", path=str(VENV / "bin")) is None:
+        subprocess.run([*PIP, "install", *QUIET, "uv"], check=False)
+    uv = [str(VENV / "bin" / "uv"), "pip", "install", "--quiet", "--python", str(PYTHON)]
+    try:
+        subprocess.run([*uv, f"--torch-backend={backend}", *CONSTRAINTS, "torch"], check=True)
+    except (OSError, subprocess.CalledProcessError):
+        print("uv could not; pip's build is taken instead", flush=True)
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())
