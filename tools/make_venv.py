@@ -31,15 +31,18 @@ def main() -> int:
     if sys.version_info < (3, 11):
         print(f"maskconnect needs Python 3.11 or newer; this is {platform.python_version()}.", file=sys.stderr)
         return 1
-    if not works(PYTHON):
-        venv.create(VENV, with_pip=True, clear=VENV.exists())
     try:
+        if not works(PYTHON):
+            venv.create(VENV, with_pip=True, clear=VENV.exists())
         install_torch(os.environ.get("MASKCONNECT_TORCH", ""))
         print("setting up .venv: maskconnect, its extras and the tools of development", flush=True)
         subprocess.run([*PIP, "install", *QUIET, *CONSTRAINTS, "-e", f"{ROOT}[all,dev]"], check=True)
     except subprocess.CalledProcessError as error:
-        print(f"setting up .venv failed: {' '.join(map(str, error.cmd))}", file=sys.stderr)
+        print(f"setting up .venv failed at: {' '.join(map(str, error.cmd))}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("\nstopped; the next call goes on from here", file=sys.stderr)
+        return 130
     return 0
 
 

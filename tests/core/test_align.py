@@ -24,10 +24,14 @@ def test_alignment_matches_what_a_strided_convolution_leaves():
     assert align(y, like.shape).shape == like.shape
 
 
-@pytest.mark.parametrize("shape", [(2, 3), (2, 3, 8), (2, 3, 8, 8, 8)])
-def test_every_number_of_spatial_axes_will_do(shape):
-    y = torch.randn(shape)
-    assert align(y, torch.Size((2, 4, *(4 for _ in shape[2:])))).shape[1] == 4
+@pytest.mark.parametrize("shape", [(2, 3), (2, 3, 8, 8, 8)])
+def test_vectors_and_volumes_are_aligned_likewise(shape):
+    wanted = torch.Size((2, 4, *(4 for _ in shape[2:])))
+    assert align(torch.randn(shape), wanted).shape == wanted
+
+
+def test_tensors_of_three_axes_are_left_to_the_user_lest_features_be_taken_for_positions():
+    assert align(torch.randn(2, 10, 8), torch.Size((2, 10, 4))) is None
 
 
 @pytest.mark.parametrize("wanted", [(2, 2, 8, 8), (2, 3, 16, 16), (2, 3, 7, 7), (3, 3, 8, 8), (2, 3, 8), (2, 3, 0, 0)])
@@ -50,9 +54,22 @@ def test_an_align_of_the_users_own_takes_over():
     assert stack(torch.randn(5, 4)).shape == (5, 2)
 
 
-def test_an_align_that_returns_another_shape_is_told_so():
-    stack = mc.MaskedStack(
-        [torch.nn.Linear(4, 6), torch.nn.Linear(6, 3), torch.nn.Linear(3, 2)], 2, align=lambda source, _: source
-    )
-    with pytest.raises(mc.ConnectivityError, match=r"the one given returned \(5, 6\)"):
+@pytest.mark.parametrize(
+    ("wrong", "says"), [(lambda source, _: source, r"returned \(5, 6\)"), (lambda *_: "no", "returned str")]
+)
+def test_an_align_that_returns_something_else_is_told_so(wrong, says):
+    stack = mc.MaskedStack([torch.nn.Linear(4, 6), torch.nn.Linear(6, 3), torch.nn.Linear(3, 2)], 2, align=wrong)
+    with pytest.raises(mc.ConnectivityError, match=says):
         stack(torch.randn(5, 4))
+
+
+def test_each_source_is_aligned_once_for_all_targets_of_a_shape():
+    calls = []
+
+    def pad(source, shape):
+        calls.append((source.shape[1], shape[1]))
+        return torch.nn.functional.pad(source, (0, shape[1] - source.shape[1]))
+
+    blocks = [torch.nn.Linear(4, 4), torch.nn.Linear(4, 8), *(torch.nn.Linear(8, 8) for _ in range(3))]
+    mc.MaskedStack(blocks, 2, align=pad)(torch.randn(5, 4))
+    assert calls == [(4, 8)]

@@ -2,6 +2,7 @@
 
 import re
 
+import numpy
 import pytest
 import torch
 from networks import mlp_blocks, mlp_layers
@@ -26,6 +27,8 @@ import maskconnect as mc
         ({"fan_in": 2, "connectivity": "lerned"}, "connectivity is 'lerned'; it must be one of learned, prev, full"),
         ({"fan_in": 2, "connectivity": "lerned"}, "Did you mean 'learned'?"),
         ({"fan_in": 2, "connectivity": None}, "connectivity holds None where a list of sources was needed"),
+        ({"fan_in": 2, "connectivity": numpy.eye(4)}, "where a list of sources was needed"),
+        ({"fan_in": 2, "aggregation": numpy.eye(4)}, "it must be one of mean, sum, or a callable"),
         ({"fan_in": 2, "aggregation": "max"}, "aggregation is 'max'; it must be one of mean, sum, or a callable"),
         ({"fan_in": 2, "align": "pad"}, "align is 'pad'; it must be a callable"),
         ({"fan_in": 2, "seed": -1}, "seed is -1; it must be at least 0"),
@@ -76,6 +79,66 @@ def test_a_bad_rate(rates, says):
 def test_a_model_without_a_stack(verb):
     with pytest.raises(mc.ConfigError, match="there is no MaskedStack in this Linear"):
         verb(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: mc.freeze(None),
+        lambda: mc.wiring_of("model"),
+        lambda: mc.param_groups([nn.Linear(2, 2)], lr=0.1, mask_lr=0.1),
+    ],
+)
+def test_a_model_that_is_none(call):
+    with pytest.raises(mc.ConfigError, match=r"it must be an nn\.Module"):
+        call()
+
+
+def test_attach_with_its_arguments_swapped():
+    stack = mc.MaskedStack(mlp_blocks(3), 1)
+    with pytest.raises(mc.ConfigError, match=r"optimizer is a MaskedStack; call mc.attach\(optimizer, model\)"):
+        mc.attach(stack, torch.optim.SGD(stack.parameters(), lr=0.1))
+
+
+def test_lbfgs_is_told_to_take_the_weights_only():
+    stack = mc.MaskedStack(mlp_blocks(3), 1)
+    with pytest.raises(mc.ConfigError, match="LBFGS looks at the loss many times a step"):
+        mc.attach(torch.optim.LBFGS(stack.parameters()), stack)
+
+
+def test_an_optimizer_that_lost_the_masks_says_so_at_its_next_step():
+    stack = mc.MaskedStack(mlp_blocks(3), 1)
+    optimizer = torch.optim.Adam(mc.param_groups(stack, lr=0.1, mask_lr=0.1))
+    mc.attach(optimizer, stack)
+    stack.load_state_dict(stack.state_dict() | {"masks.real": torch.eye(2)}, assign=True)
+    stack(torch.randn(2, 6)).sum().backward()
+    with pytest.raises(mc.ConfigError, match="after the model has been loaded"):
+        optimizer.step()
+
+
+def test_rates_may_be_numbers_of_any_library():
+    groups = mc.param_groups(mc.MaskedStack(mlp_blocks(3), 1), lr=numpy.float32(0.5), mask_lr=torch.tensor(0.25))
+    assert [float(group["lr"]) for group in groups] == [0.5, 0.25]
+
+
+def test_integers_may_be_numpys():
+    stack = mc.MaskedStack(mlp_blocks(4), numpy.int64(2), connectivity="random", seed=numpy.int64(3))
+    assert mc.wiring_of(stack) == mc.wiring_of(mc.MaskedStack(mlp_blocks(4), 2, connectivity="random", seed=3))
+
+
+def test_modules_that_return_no_tensor_need_an_aggregation_that_understands_them():
+    class Pair(nn.Module):
+        def forward(self, x):
+            return x, x
+
+    with pytest.raises(mc.ConnectivityError, match="module 0 returned a tuple; the aggregations mean and sum need"):
+        mc.MaskedStack([Pair(), nn.Identity()], 1)(torch.ones(1))
+
+
+def test_a_damaged_state_of_the_generator():
+    stack = mc.MaskedStack(mlp_blocks(3), 1)
+    with pytest.raises(mc.CheckpointError, match="generator is damaged"):
+        stack.load_state_dict(stack.state_dict() | {"masks._extra_state": torch.zeros(3, dtype=torch.uint8)})
 
 
 def test_an_optimizer_without_the_masks():

@@ -84,14 +84,62 @@ def test_a_checkpointed_stack_with_dropout_inside_works():
     assert_same(gradients(stack), gradients(twin))
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_two_checkpointed_passes_in_flight_are_a_clear_error(reentrant):
+def test_two_checkpointed_passes_in_flight_are_a_clear_error():
     stack = mc.MaskedStack(mlp_blocks(7), fan_in=2)
-    losses = [
-        checkpoint(stack, (X * factor).requires_grad_(), use_reentrant=reentrant).square().sum() for factor in (1, 2)
-    ]
+    losses = [checkpoint(stack, X * factor, use_reentrant=False).square().sum() for factor in (1, 2)]
     with pytest.raises(mc.ConnectivityError, match="2 of its forward passes in flight"):
         sum(losses).backward()
+
+
+@pytest.mark.parametrize("second", ["reentrant", "plain"])
+def test_with_reentrant_checkpoints_several_passes_may_be_in_flight(second):
+    stack = mc.MaskedStack(mlp_blocks(7), fan_in=1)
+    twin = copy.deepcopy(stack)
+    x = X.clone().requires_grad_()
+    losses = [
+        checkpoint(stack, x, use_reentrant=True).square().sum(),
+        (checkpoint(stack, 2 * x, use_reentrant=True) if second == "reentrant" else stack(2 * X)).square().sum(),
+    ]
+    sum(losses).backward()
+    for inputs in (X, 2 * X):
+        twin(inputs).square().sum().backward()
+    for found, expected in zip(gradients(stack), gradients(twin), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_a_stack_that_runs_twice_inside_one_checkpoint_is_a_clear_error():
+    stack = mc.MaskedStack(mlp_blocks(7), fan_in=2)
+    for reentrant in (False, True):
+        x = X.clone().requires_grad_()
+        output = checkpoint(lambda x: stack(stack(x)), x, use_reentrant=reentrant)
+        with pytest.raises(mc.ConnectivityError, match="2 of its forward passes in flight"):
+            output.sum().backward()
+
+
+def test_nested_reentrant_checkpoints():
+    stack = mc.MaskedStack(mlp_blocks(7), fan_in=2)
+    twin = copy.deepcopy(stack)
+    x = X.clone().requires_grad_()
+
+    def inner(x):
+        return checkpoint(stack, x, use_reentrant=True)
+
+    checkpoint(inner, x, use_reentrant=True).square().sum().backward()
+    twin(X).square().sum().backward()
+    assert_same(gradients(stack), gradients(twin))
+
+
+def test_a_second_backward_pass_over_a_retained_graph():
+    stack, head = mc.MaskedStack(mlp_blocks(7), fan_in=2), nn.Tanh()
+    twin = copy.deepcopy(stack)
+    for model, loss in (
+        (stack, checkpoint(lambda x: head(stack(x)), X, use_reentrant=False).square().sum()),
+        (twin, head(twin(X)).square().sum()),
+    ):
+        loss.backward(retain_graph=True)
+        loss.backward()
+        assert model.masks.real.grad is not None
+    assert_same(gradients(stack), gradients(twin))
 
 
 def test_a_pass_whose_graph_is_gone_is_not_in_flight():
@@ -107,13 +155,20 @@ def test_a_pass_whose_graph_is_gone_is_not_in_flight():
     assert_same(gradients(stack), gradients(twin))
 
 
-def test_passes_without_gradient_do_not_confuse_a_later_checkpoint():
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_passes_without_gradient_do_not_confuse_a_checkpoint(reentrant):
     stack = mc.MaskedStack(mlp_blocks(7), fan_in=2)
     twin = copy.deepcopy(stack)
-    for model in (stack, twin):
-        with torch.no_grad():
-            for _ in range(3):
+    for _ in range(2):
+        for model in (stack, twin):
+            with torch.no_grad():
                 model(X)
-    checkpoint(stack, X, use_reentrant=False).square().sum().backward()
-    twin(X).square().sum().backward()
+        x = X.clone().requires_grad_()
+        loss = checkpoint(stack, x, use_reentrant=reentrant).square().sum()
+        other = twin(X).square().sum()
+        for model in (stack, twin):
+            with torch.no_grad():
+                model(X)
+        loss.backward()
+        other.backward()
     assert_same(gradients(stack), gradients(twin))

@@ -112,3 +112,27 @@ def test_a_model_can_be_exported_once_it_is_frozen():
     mc.freeze(stack)
     program = torch.export.export(stack, (X,))
     assert torch.equal(program.module()(X), stack(X))
+
+
+def test_a_frozen_network_with_several_resolutions_is_exported_for_any_batch_size():
+    stack = mc.MaskedStack(conv_blocks(), fan_in=3).eval()
+    mc.freeze(stack)
+    batch = torch.export.Dim("batch", min=1, max=64)
+    program = torch.export.export(stack, (torch.randn(2, 4, 8, 8),), dynamic_shapes=({0: batch},))
+    x = torch.randn(5, 4, 8, 8)
+    torch.testing.assert_close(program.module()(x), stack(x))
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+@pytest.mark.parametrize("assign", [True, False])
+def test_a_network_without_memory_is_filled_from_a_state_dict(frozen, assign):
+    saved = mc.MaskedStack(mlp_blocks(5), fan_in=2)
+    if frozen:
+        mc.freeze(saved)
+    stack = mc.MaskedStack(mlp_blocks(5), fan_in=2).to("meta")
+    if not assign:
+        stack.to_empty(device="cpu")
+    stack.load_state_dict(saved.state_dict(), assign=assign)
+    assert stack.masks.is_frozen == frozen
+    assert torch.equal(stack(X), saved(X))
+    assert torch.equal(stack.masks.binary, saved.masks.binary)

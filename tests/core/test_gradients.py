@@ -188,3 +188,39 @@ def test_gradients_of_half_precision_masks_are_added_up_in_float32():
     x = torch.full((4096, 8), 2.0, dtype=torch.float16, requires_grad=True)
     stack(x).backward(torch.full_like(x, 2.0))
     assert stack.masks.real.grad.item() == 4096 * 8 * 4  # beyond 65504, the largest float16
+
+
+def test_a_mean_in_half_precision_does_not_overflow():
+    stack = mc.MaskedStack([nn.Identity() for _ in range(5)], connectivity="full")
+    x = torch.full((3,), 40_000.0, dtype=torch.float16)
+    assert torch.equal(stack(x), x)
+
+
+def test_mask_gradients_of_complex_outputs_are_real():
+    class Turn(nn.Module):
+        def __init__(self, angle):
+            super().__init__()
+            self.turn = torch.polar(torch.tensor(1.0, dtype=torch.float64), torch.tensor(angle, dtype=torch.float64))
+
+        def forward(self, x):
+            return x * self.turn
+
+    stack = mc.MaskedStack([Turn(0.3), Turn(0.7), Turn(1.1)], 1, aggregation="sum").double()
+    x = torch.randn(4, dtype=torch.complex128)
+    weights = torch.randn(4, dtype=torch.float64)
+    (stack(x).real * weights).sum().backward()
+    with torch.no_grad():
+        expected = finite_differences(
+            lambda m: (relaxed_chain(stack.flat(), m, [1, 1], x).real * weights).sum(),
+            stack.masks.binary.double(),
+            torch.ones(2, 2).tril().bool(),
+        )
+    torch.testing.assert_close(stack.masks.real.grad, expected, rtol=1e-6, atol=1e-8)
+
+
+def test_masks_that_need_no_gradient_get_none():
+    stack = mc.MaskedStack(mlp_blocks(5), fan_in=2)
+    stack.masks.real.requires_grad_(False)
+    stack(torch.randn(3, 6)).sum().backward()
+    assert stack.masks.real.grad is None
+    assert all(p.grad is not None for p in stack.blocks.parameters())

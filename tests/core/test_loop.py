@@ -7,6 +7,8 @@ import torch
 from networks import mlp_blocks, mlp_layers, taken
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import maskconnect as mc
 
@@ -94,22 +96,29 @@ def test_without_attach_a_step_that_leaves_the_interval_is_an_error_and_not_sile
         stack(X)
 
 
-def test_a_closure_is_stepped_once():
-    stack = mc.MaskedStack(mlp_blocks(6), fan_in=2)
-    optimizer = torch.optim.Adam(mc.param_groups(stack, lr=0.01, mask_lr=0.3))
-    mc.attach(optimizer, stack)
-    stack.masks.draw()  # normalises; the closure's own draw then changes nothing
-    before = stack.masks.real.detach().clone()
+@pytest.mark.parametrize("name", ["SGD with momentum", "Adam", "RMSprop"])
+@pytest.mark.parametrize("by_name", [True, False])
+def test_a_closure_gives_the_same_training_as_none(name, by_name):
+    stacks = [mc.MaskedStack(mlp_blocks(6), fan_in=2)]
+    stacks.append(copy.deepcopy(stacks[0]))
+    for stack, with_closure in zip(stacks, (True, False), strict=True):
+        optimizer = OPTIMIZERS[name](mc.param_groups(stack, lr=0.01, mask_lr=0.5))
+        mc.attach(optimizer, stack)
 
-    def closure():
-        optimizer.zero_grad()
-        loss = stack(X).square().sum()
-        loss.backward()
-        return loss
+        def closure(optimizer=optimizer, stack=stack):
+            optimizer.zero_grad()
+            loss = stack(X).square().sum()
+            loss.backward()
+            return loss
 
-    optimizer.step(closure)
-    expected = step_of_algorithm_1(before, stack.masks.real.grad, 0.3)
-    torch.testing.assert_close(stack.masks.real.detach(), expected)
+        for _ in range(10):
+            if not with_closure:
+                closure()
+                optimizer.step()
+            else:
+                loss = optimizer.step(closure=closure) if by_name else optimizer.step(closure)
+                assert loss > 0
+    assert torch.equal(stacks[0].masks.real, stacks[1].masks.real)
 
 
 def test_attaching_twice_is_attaching_once():
@@ -248,6 +257,71 @@ def test_gradient_accumulation_adds_the_mask_gradients_of_every_draw():
         gradients.append(twin.masks.real.grad.clone())
         stack(x).square().sum().backward()
     torch.testing.assert_close(stack.masks.real.grad, sum(gradients))
+
+
+@pytest.mark.parametrize("make", ["SGD with momentum", "Adam"])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_run_that_is_saved_and_resumed_ends_as_one_that_was_not(make, frozen):
+    def started():
+        torch.manual_seed(0)
+        stack = mc.MaskedStack(mlp_blocks(6), fan_in=2)
+        return stack, OPTIMIZERS[make](mc.param_groups(stack, lr=0.01, mask_lr=0.3))
+
+    def train(stack, optimizer):
+        for _ in range(5):
+            F.mse_loss(stack(X), -X).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    stack, optimizer = started()
+    mc.attach(optimizer, stack)
+    train(stack, optimizer)
+    if frozen:
+        mc.freeze(stack)
+    train(stack, optimizer)
+    saved = copy.deepcopy((stack.state_dict(), optimizer.state_dict()))
+    train(stack, optimizer)
+
+    torch.manual_seed(1)
+    again = mc.MaskedStack(mlp_blocks(6), fan_in=2, seed=7)
+    again.load_state_dict(saved[0])
+    resumed = OPTIMIZERS[make](mc.param_groups(again, lr=0.01, mask_lr=0.3))
+    resumed.load_state_dict(saved[1])
+    mc.attach(resumed, again)
+    train(again, resumed)
+    assert all(torch.equal(value, stack.state_dict()[key]) for key, value in again.state_dict().items())
+
+
+def test_an_average_of_the_weights_follows_the_freeze():
+    stack = mc.MaskedStack(mlp_blocks(6), fan_in=1)
+    average = AveragedModel(stack, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    with torch.no_grad():
+        stack.masks.real.copy_(torch.rand(5, 5).tril())
+    average.update_parameters(stack)
+    mc.freeze(stack)
+    average.update_parameters(stack)
+    assert average.module.masks.is_frozen
+    assert mc.wiring_of(average) == mc.wiring_of(stack)
+
+
+def test_distributed_data_parallel_learns_and_is_wrapped_anew_after_the_freeze(tmp_path):
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1
+    )
+    try:
+        stack = mc.MaskedStack(mlp_blocks(7), fan_in=1)
+        model = DistributedDataParallel(stack)
+        for _ in range(5):  # modules that nothing reads have gradients, so none is unused
+            model(X).sum().backward()
+        with pytest.raises(mc.ConfigError, match=r"call mc.freeze\(model.module\), then wrap it anew"):
+            mc.freeze(model)
+        mc.freeze(model.module)
+        model = DistributedDataParallel(stack)
+        for _ in range(3):
+            model(X).sum().backward()
+        assert mc.wiring_of(model) == mc.wiring_of(stack)
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_two_forward_passes_may_be_in_flight():

@@ -154,6 +154,75 @@ def test_a_module_that_changes_its_input_in_place_does_not_change_what_others_re
     learned(X).sum().backward()  # autograd would say so if a saved output had been changed
 
 
+class Doubled(nn.Module):
+    """Changes its input in place."""
+
+    def forward(self, x):
+        for y in x if isinstance(x, tuple) else (x,):
+            y.mul_(2)
+        return x
+
+
+@pytest.mark.parametrize(
+    "layers", [[[Doubled(), Doubled()], [nn.Identity()] * 2], [[nn.Identity()] * 2, [Doubled(), Doubled()]]]
+)
+@pytest.mark.parametrize("connectivity", ["full", "prev"])
+def test_branches_that_change_their_input_in_place_do_not_change_their_neighbours(layers, connectivity):
+    stack = mc.MaskedStack(layers, connectivity=connectivity)
+    assert stack(torch.ones(1, 1)).item() == 2
+
+
+@pytest.mark.parametrize("learning", [True, False])
+@pytest.mark.parametrize("pairs", [True, False])
+def test_an_aggregation_that_returns_a_source_itself_does_not_share_it(learning, pairs):
+    def lone(sources, mask):
+        return sources[mask.tolist().index(1)]
+
+    blocks = [nn.Identity(), Doubled(), Doubled(), Doubled()]
+    given = {"fan_in": 1, "wiring": [[], [0], [0], [0]]} if learning else {"connectivity": [[], [0], [0], [0]]}
+    x = (torch.ones(1), torch.ones(1)) if pairs else torch.ones(1)
+    output = mc.MaskedStack(blocks, aggregation=lone, **given)(x)
+    assert (output[0] if pairs else output).item() == 2
+
+
+def test_output_shapes_that_depend_on_an_argument_are_not_mixed_up():
+    class Every(nn.Module):
+        def forward(self, x, step):
+            return x[:, :, :: step if self.training else 1, ::step]
+
+    class Same(nn.Module):
+        def forward(self, x, step):
+            return x
+
+    stack = mc.MaskedStack([Every(), Same(), Same(), Same()], connectivity=[[], [0], [0], [2]])
+    x = torch.ones(1, 1, 8, 8)
+    for step in (2, 1, 2, 4):
+        assert stack(x, step).shape == stack(x, step=step).shape == (1, 1, 8 // step, 8 // step)
+
+
+def test_looking_up_a_shape_leaves_the_global_generator_alone():
+    class Noisy(nn.Module):
+        def forward(self, x):
+            return x + torch.rand_like(x)  # also in eval mode
+
+    stack = mc.MaskedStack([nn.Identity(), Noisy(), nn.Identity(), nn.Identity()], connectivity=[[], [0], [0], [0]])
+    before = torch.get_rng_state()
+    stack(X)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_an_input_that_is_no_tensor_spares_the_unread_modules_too():
+    class First(nn.Module):
+        def forward(self, pair):
+            return pair[0] + pair[1] if isinstance(pair, tuple) else pair
+
+    blocks = [Counting(First()) for _ in range(4)]
+    stack = mc.MaskedStack(blocks, connectivity=[[], [0], [0], [0]])
+    for _ in range(5):
+        stack((X, X))
+    assert [len(block.runs) for block in blocks] == [5, 1, 1, 5]
+
+
 def test_the_same_module_may_stand_in_several_places():
     (block,) = mlp_blocks(1)
     chain = mc.MaskedStack([block, block, block], connectivity="prev")

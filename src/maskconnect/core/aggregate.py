@@ -25,12 +25,12 @@ def total(sources: Sequence[Tensor], divisor: int) -> Tensor:
     if not others:
         return first
     dtype = reduce(torch.promote_types, (y.dtype for y in sources))
-    x = first.to(dtype) + others[0]
+    x = first.to(torch.float32 if dtype == torch.float16 else dtype) + others[0]  # a sum in float16 may overflow
     for y in others[1:]:
         x += y
     if divisor > 1:
         x /= divisor
-    return x
+    return x.to(dtype)
 
 
 def masked_total(mask_S: Tensor, active: Sequence[bool], divisor: int, sources: Sequence[Tensor]) -> Tensor:
@@ -52,15 +52,18 @@ class _MaskedTotal(torch.autograd.Function):
     def backward(ctx: Any, grad_x: Tensor) -> tuple[Tensor | None, ...]:
         sources = ctx.saved_tensors
         grad_x = grad_x / ctx.divisor if ctx.divisor > 1 else grad_x
-        grad_S = torch.stack([_inner(grad_x, y) for y in sources]).to(ctx.mask_dtype)
+        grad_S = None
+        if ctx.needs_input_grad[0]:
+            grad_S = torch.stack([_inner(grad_x, y) for y in sources]).to(ctx.mask_dtype)
         wanted = zip(sources, ctx.active, ctx.needs_input_grad[3:], strict=True)
         return grad_S, None, None, *(grad_x.to(y.dtype) if on and needs else None for y, on, needs in wanted)
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:
-    """<a, b>, added up in float32 at least."""
+    """<a, b>, added up in float32 at least; of complex tensors the real part, as a mask is real."""
     dtype = reduce(torch.promote_types, (a.dtype, b.dtype), torch.float32)
-    return torch.dot(a.to(dtype).reshape(-1), b.to(dtype).reshape(-1))
+    product = torch.vdot(a.to(dtype).reshape(-1), b.to(dtype).reshape(-1))
+    return product.real if product.is_complex() else product
 
 
 def with_zero_gradient(x: Tensor, parameters: Sequence[Tensor]) -> Tensor:

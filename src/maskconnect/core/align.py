@@ -1,6 +1,7 @@
 """Parameter-free matching of shapes (section 3.2): subsampling by a stride, and channels padded with zeros.
 
-Shape letters: N batch, C channels; every further axis is spatial.
+Shape letters: N batch, C channels; every further axis is spatial. Tensors of three axes are left alone: whether
+they are (batch, channels, length) or (batch, length, features) is for the user to say.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ def align(source: Tensor, shape: Size) -> Tensor | None:
     """`source` in the given shape, or None where no stride and no padding of channels leads there."""
     if source.shape == shape:
         return source
-    if source.dim() != len(shape) or source.dim() < 2 or source.shape[0] != shape[0]:
+    if source.dim() != len(shape) or source.dim() in (0, 1, 3) or source.shape[0] != shape[0]:
         return None
     strides = [_stride(found, wanted) for found, wanted in zip(source.shape[2:], shape[2:], strict=True)]
     extra = shape[1] - source.shape[1]

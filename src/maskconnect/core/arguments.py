@@ -16,7 +16,7 @@ AGGREGATIONS = ("mean", "sum")
 
 def check_options(aggregation: Any, align: Any, seed: Any) -> None:
     """The arguments that need nothing but a look."""
-    if not callable(aggregation) and aggregation not in AGGREGATIONS:
+    if not callable(aggregation) and not (isinstance(aggregation, str) and aggregation in AGGREGATIONS):
         raise unknown_name("aggregation", aggregation, AGGREGATIONS, or_else=", or a callable")
     if align is not None and not callable(align):
         raise ConfigError(f"align is {align!r}; it must be a callable fn(source, shape).")
@@ -72,22 +72,20 @@ def fixed_sources(
     connectivity: Any, layout: Layout, candidates: Sources, fan_in: list[int] | None, seed: int
 ) -> Sources | None:
     """What a fixed rule, or an explicit wiring, makes every module read; None where that is to be learned."""
-    if isinstance(connectivity, str) and connectivity not in CONNECTIVITIES:
+    if not isinstance(connectivity, str):
+        fixed = layout.from_plain(connectivity, what="connectivity")
+    elif connectivity == "full":
+        fixed = candidates
+    elif connectivity == "prev":
+        fixed = layout.prev()
+    elif connectivity not in CONNECTIVITIES:
         raise unknown_name("connectivity", connectivity, CONNECTIVITIES, or_else=", or a wiring")
-    if connectivity in ("learned", "random") and fan_in is None:
+    elif fan_in is None:
         raise ConfigError(f"connectivity {connectivity!r} needs fan_in: how many sources a target reads.")
-    match connectivity:
-        case "learned":
-            return None if layout.targets else candidates
-        case "full":
-            return candidates
-        case "random":
-            assert fan_in is not None
-            return random_sources(candidates, fan_in, seed)
-        case "prev":
-            fixed = layout.prev()
-        case _:
-            fixed = layout.from_plain(connectivity, what="connectivity")
+    elif connectivity == "random" or not layout.targets:
+        fixed = random_sources(candidates, fan_in, seed)
+    else:
+        return None
     for module, row in enumerate(fixed):
         if not set(row) <= set(candidates[module]):
             raise ConnectivityError(f"connectivity has {layout.name(module)} read what `wiring` does not allow it.")

@@ -6,28 +6,27 @@ one whose output nothing reads runs without a graph. Afterwards only modules tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Size, Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from maskconnect.core.aggregate import masked_total, total, with_zero_gradient
-from maskconnect.core.align import align
 from maskconnect.core.masks import BinaryMasks
+from maskconnect.core.outputs import Outputs, Shapes
 from maskconnect.core.wiring import Layout, Sources
-from maskconnect.errors import ConnectivityError
 
 MOST_SHAPES = 64
-"""Of how many input shapes a stack remembers the output shapes of its modules."""
+"""For how many shapes of its input a stack remembers the output shapes of its modules."""
 
 
 @dataclass(kw_only=True)
 class ForwardPass:
-    """What one pass needs to know, the outputs so far, and every source in the shapes its targets ask for."""
+    """What one pass needs to know."""
 
     modules: Sequence[nn.Module]
     layout: Layout
@@ -37,91 +36,65 @@ class ForwardPass:
     rows: tuple[Tensor, ...] | None  # the binary mask of each target, while masks are learned
     aggregation: str | Callable[[Sequence[Any], Tensor], Any]
     align: Callable[[Tensor, Size], Tensor] | None
-    shapes: dict[Size, list[Size | None]]  # the output shapes of all modules, by the shape of the input
-    outputs: list[Any] = field(default_factory=list)
-    known: list[Size | None] | None = None
-    aligned: dict[tuple[int, Size], Tensor] = field(default_factory=dict)
+    shapes: dict[Any, Shapes]  # what earlier passes found, by the shapes of their inputs
 
     def __call__(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """The output of the stack."""
-        memory = self.rows is None and isinstance(x, Tensor) and not torch.compiler.is_compiling()
-        self.known = self.shapes.get(x.shape) if memory else None
-        last = self.layout.layers[-1]
+        key = self.shape_key((x, args, kwargs))
+        known = self.shapes.get(key)
+        outputs = Outputs(self.layout, self.align, not callable(self.aggregation), known)
+        first, last = self.layout.layers[0], self.layout.layers[-1]
         for number, (module, alive) in enumerate(zip(self.modules, self.masks.alive, strict=True)):
-            if not alive and self.known is not None:
-                self.outputs.append(None)
+            if not alive and known is not None:
+                outputs.skip()
                 continue
-            sources = self.sources_of(number)
+            sources = self.sources_of(number, outputs)
             with nullcontext() if alive else self.without_trace(module):
-                inputs = self.combine(number, sources) if sources else x
+                if number in first:  # a module may change its input in place, which must not reach its neighbours
+                    inputs = x if number == first[-1] else _cloned(x)
+                else:
+                    inputs = self.combine(number, sources)
                 if number == last[-1]:
                     inputs = self.reaching_idle_parameters(inputs)
-                self.outputs.append(module(inputs, *args, **kwargs))
-        if memory and self.known is None and not all(self.masks.alive):
-            self.remember_shapes(x.shape)
+                outputs.append(module(inputs, *args, **kwargs))
+        if key is not None and known is None and not all(self.masks.alive):
+            if len(self.shapes) >= MOST_SHAPES:
+                self.shapes.clear()
+            self.shapes[key] = outputs.shapes()
         if not self.layout.layered:
-            return self.outputs[-1]
-        return self.combine_active([self.source(k, last[-1]) for k in last])
+            return outputs.last()
+        return self.combine_active([outputs.source(k, last[-1]) for k in last])
 
-    @contextmanager
-    def without_trace(self, module: nn.Module) -> Iterator[None]:
-        """Run a module that nothing reads: without a graph and, where only its shape is asked for, in eval mode."""
-        training = [part for part in module.modules() if part.training] if self.rows is None else []
-        try:
-            for part in training:
-                part.training = False  # no dropout is drawn, no statistics move
-            with torch.no_grad():
-                yield
-        finally:
-            for part in training:
-                part.training = True
-
-    def sources_of(self, target: int) -> list[Any]:
+    def sources_of(self, target: int, outputs: Outputs) -> list[Any]:
         """The outputs that a target needs, aligned: of all its candidates while learning, else of the active ones."""
-        needed = self.candidates if self.rows is not None else self.masks.sources
-        if not needed[target]:
-            return []
+        needed = self.candidates[target] if self.rows is not None else self.masks.sources[target]
         before = self.layout.before(target)
-        return [self.source(k, before, target) for k in needed[target]]
+        return [outputs.source(k, before, target) for k in needed]
 
     def combine(self, target: int, sources: list[Any]) -> Any:
         """The input of a target (Eq. 1)."""
-        if self.rows is None:
-            x = self.combine_active(sources)
-            # A module may change its input in place, which must not reach the other readers of a lone source.
-            shared = len(sources) == 1 and self.masks.readers[self.masks.sources[target][0]] > 1
-            return x.clone() if shared and x is sources[0] else x
+        if self.rows is not None:
+            x, shared = self.combine_masked(target, sources), True
+        else:
+            x, shared = self.combine_active(sources), self.masks.readers[self.masks.sources[target][0]] > 1
+        # A module may change its input in place, which must not reach the other readers of a lone source.
+        return _cloned(x) if shared and any(x is y for y in sources) else x
+
+    def combine_masked(self, target: int, sources: list[Any]) -> Any:
+        """The aggregate of all candidates, through which the mask learns."""
+        assert self.rows is not None
         row = self.rows[target - self.layout.targets.start]
         read = set(self.masks.sources[target])
         active = [k in read for k in self.candidates[target]]
         if callable(self.aggregation):
             return self.aggregation([y if on else _detached(y) for y, on in zip(sources, active, strict=True)], row)
-        return masked_total(row, active, sum(active) if self.aggregation == "mean" else 1, sources)
+        return masked_total(row, active, len(read) if self.aggregation == "mean" else 1, sources)
 
     def combine_active(self, sources: list[Any]) -> Any:
         """The aggregate of sources that are all active."""
         if callable(self.aggregation):
             return self.aggregation(sources, self.real.new_ones(len(sources)))
         return total(sources, len(sources) if self.aggregation == "mean" else 1)
-
-    def source(self, k: int, like: int, target: int | None = None) -> Any:
-        """The output of module k in the shape of module `like`'s; what is not a tensor stays as it is."""
-        y = self.outputs[k]
-        shape = self.known[like] if self.known is not None else _shape(self.outputs[like])
-        if not isinstance(y, Tensor) or shape is None or y.shape == shape:
-            return y
-        if (k, shape) not in self.aligned:
-            found = (self.align or align)(y, shape)
-            if found is None or found.shape != shape:
-                name = self.layout.name
-                reader = "the output of the stack" if target is None else name(target)
-                given = f" (the one given returned {tuple(found.shape)})" if found is not None else ""
-                raise ConnectivityError(
-                    f"{name(k)} has output shape {tuple(y.shape)} and cannot feed {reader}, which needs "
-                    f"{tuple(shape)}, the output shape of {name(like)}. Pass align=fn(source, shape){given}."
-                )
-            self.aligned[k, shape] = found
-        return self.aligned[k, shape]
 
     def reaching_idle_parameters(self, x: Any) -> Any:
         """x, through which the parameters of modules that nothing reads get a gradient of zero, not None (D14)."""
@@ -136,16 +109,33 @@ class ForwardPass:
                 return tree_unflatten(leaves, tree)
         return x
 
-    def remember_shapes(self, shape: Size) -> None:
-        """Spare the next pass with an input of this shape the modules that nothing reads."""
-        if len(self.shapes) >= MOST_SHAPES:
-            self.shapes.clear()
-        self.shapes[shape] = [_shape(y) for y in self.outputs]
+    @contextmanager
+    def without_trace(self, module: nn.Module) -> Iterator[None]:
+        """Run a module that nothing reads: without a graph and, where only its shape is asked for, in eval mode."""
+        probing = self.rows is None
+        training = [part for part in module.modules() if part.training] if probing else []
+        devices = [p.device for p in module.parameters() if p.is_cuda][:1]
+        fork = torch.random.fork_rng(devices) if probing and not torch.compiler.is_compiling() else nullcontext()
+        try:
+            for part in training:
+                part.training = False  # no dropout is drawn, no statistics move
+            with torch.no_grad(), fork:
+                yield
+        finally:
+            for part in training:
+                part.training = True
 
-
-def _shape(y: Any) -> Size | None:
-    return y.shape if isinstance(y, Tensor) else None
+    def shape_key(self, inputs: Any) -> tuple[Any, ...] | None:
+        """What the output shapes depend on, where they can be looked up: not while learning, when every module runs."""
+        if self.rows is not None or torch.compiler.is_compiling():
+            return None
+        key = tuple(leaf.shape if isinstance(leaf, Tensor) else leaf for leaf in tree_leaves(inputs))
+        return key if all(isinstance(leaf, Hashable) for leaf in key) else None
 
 
 def _detached(y: Any) -> Any:
     return tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, y)
+
+
+def _cloned(y: Any) -> Any:
+    return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, y)

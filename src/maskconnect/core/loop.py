@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from maskconnect.core.masks import ConnectivityMasks
@@ -18,17 +18,19 @@ from maskconnect.errors import ConfigError
 def param_groups(model: nn.Module, lr: float, mask_lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
     """Two groups for any torch optimizer: the weights, and the real masks with a rate of their own.
 
-    The masks have no momentum and no weight decay (D8). A model whose masks are all fixed has the first group only.
+    The masks have no momentum and no weight decay (D8). Their group stays when they are frozen, so that the state of an
+    optimizer from before fits one made after; a model of fixed connectivity has the first group only.
     """
     for name, value in (("lr", lr), ("mask_lr", mask_lr), ("weight_decay", weight_decay)):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        if isinstance(value, bool | str) or not hasattr(value, "__float__") or not 0 <= float(value) < math.inf:
             raise ConfigError(f"{name} is {value!r}; it must be a number of 0 or more.")
-    masks = [m.real for m in _masks(model) if not m.is_frozen]
+    masks = [m.real for m in _masks(model)]
     known = {id(real) for real in masks}
     weights = [p for p in model.parameters() if p.requires_grad and id(p) not in known]
+    learned = [m.real for m in _masks(model) if m.learned]
     groups: list[dict[str, Any]] = [{"params": weights, "lr": lr, "weight_decay": weight_decay}]
-    if masks:
-        groups.append({"params": masks, "lr": mask_lr, "weight_decay": 0.0, "momentum": 0.0})
+    if learned:
+        groups.append({"params": learned, "lr": mask_lr, "weight_decay": 0.0, "momentum": 0.0})
     return groups
 
 
@@ -39,42 +41,73 @@ def attach(optimizer: Optimizer, model: nn.Module) -> None:
     step itself and the masks are only clipped after it; what any other optimizer did to them is undone first,
     because it rescales gradients (D15).
     """
+    if not isinstance(optimizer, Optimizer):
+        raise ConfigError(f"optimizer is a {type(optimizer).__name__}; call mc.attach(optimizer, model).")
     masks = [m for m in _masks(model) if not m.is_frozen]
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    if any(id(m.real) not in held for m in masks):
+    if masks and isinstance(optimizer, torch.optim.LBFGS):
         raise ConfigError(
-            "the optimizer does not hold the masks of this model; make it with mc.param_groups(model, ...)."
+            "LBFGS looks at the loss many times a step, and every look draws other masks; give it the weights only, "
+            "and the masks to an SGD of their own."
         )
+    _groups_by_mask(optimizer, masks)
     before: dict[int, Tensor] = {}
 
-    def remember(*_: Any) -> None:
+    def remember() -> None:
         before.update({id(m): m.real.detach().clone() for m in masks})
+
+    def prepare(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        remember()
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            return args, kwargs
+
+        def noted() -> Any:
+            loss = closure()
+            remember()  # the forward pass in the closure has normalised the masks
+            return loss
+
+        return args[:1], {**kwargs, "closure": noted}
 
     @torch.no_grad()
     def update(*_: Any) -> None:
-        for m in masks:
-            if not m.is_frozen:
-                if not isinstance(optimizer, torch.optim.SGD):
-                    m.real.copy_(before[id(m)])
-                    _descend_(m.real, optimizer)
-                m.clip_()
+        learning = [m for m in masks if not m.is_frozen]
+        for m, group in zip(learning, _groups_by_mask(optimizer, learning), strict=True):
+            if type(optimizer) is not torch.optim.SGD:
+                m.real.copy_(before[id(m)])
+                _descend_(m.real, group, optimizer)
+            m.clip_()
 
-    optimizer.register_step_pre_hook(remember)
+    optimizer.register_step_pre_hook(prepare)
     optimizer.register_step_post_hook(update)
 
 
-def _descend_(real: Tensor, optimizer: Optimizer) -> None:
+def _groups_by_mask(optimizer: Optimizer, masks: list[ConnectivityMasks]) -> list[dict[str, Any]]:
+    """The group that holds each of the masks."""
+    held = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    if not all(id(m.real) in held for m in masks):
+        raise ConfigError(
+            "the optimizer does not hold the masks of this model; make it with mc.param_groups(model, ...), "
+            "after the model has been loaded or moved."
+        )
+    return [held[id(m.real)] for m in masks]
+
+
+def _descend_(real: Tensor, group: dict[str, Any], optimizer: Optimizer) -> None:
     """m~ <- m~ - lr * dl/dm, in place, unless a GradScaler told a fused optimizer to skip this step."""
     found_inf = getattr(optimizer, "found_inf", None)
     if real.grad is None or (found_inf is not None and found_inf.item()):
         return
-    group = next(group for group in optimizer.param_groups if any(p is real for p in group["params"]))
     step = real.grad * group["lr"]
     real.sub_(-step if group.get("maximize") else step)
 
 
 def freeze(model: nn.Module) -> None:
     """Fix the wiring of every stack in `model` to the top-K of its masks, for fine-tuning and for good."""
+    if isinstance(model, DistributedDataParallel) and any(not m.is_frozen for m in _masks(model)):
+        raise ConfigError(
+            "DistributedDataParallel would go on waiting for the gradient of the masks; "
+            "call mc.freeze(model.module), then wrap it anew."
+        )
     for _, stack in _stacks(model):
         stack.masks.freeze()
 
@@ -89,11 +122,17 @@ def wiring_of(model: nn.Module) -> Any:
 
 
 def _stacks(model: nn.Module) -> list[tuple[str, MaskedStack]]:
-    found = [(name, part) for name, part in model.named_modules() if isinstance(part, MaskedStack)]
+    found = [(name, part) for name, part in _checked(model).named_modules() if isinstance(part, MaskedStack)]
     if not found:
         raise ConfigError(f"there is no MaskedStack in this {type(model).__name__}.")
     return found
 
 
-def _masks(model: nn.Module) -> Iterator[ConnectivityMasks]:
-    return (part for part in model.modules() if isinstance(part, ConnectivityMasks))
+def _masks(model: nn.Module) -> list[ConnectivityMasks]:
+    return [part for part in _checked(model).modules() if isinstance(part, ConnectivityMasks)]
+
+
+def _checked(model: nn.Module) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model is a {type(model).__name__}; it must be an nn.Module.")
+    return model

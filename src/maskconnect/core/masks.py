@@ -49,26 +49,43 @@ class ConnectivityMasks(nn.Module):
         self.layout, self.candidates = layout, candidates
         rows = [candidates[target] for target in layout.targets]
         width = max(map(len, rows), default=0)
-        source_TS = _padded(rows, width, -1)
         preferred = [[layout.preferred(target, k) for k in candidates[target]] for target in layout.targets]
-        prefer_TS = _padded(preferred, width, len(candidates))
-        self._candidate_TS = source_TS >= 0
-        self._preferred_first_TS = prefer_TS.argsort(dim=1)
+        self._source_TS = _padded(rows, width, -1)
+        self._candidate_TS = self._source_TS >= 0
+        self._preferred_first_TS = _padded(preferred, width, len(candidates)).argsort(dim=1)
         self._fan_in_T = torch.tensor(fan_in, dtype=torch.int64, device="cpu")
         self.generator = torch.Generator().manual_seed(seed)
-        self.fixed: BinaryMasks | None = None
+        self.learned = fixed is None
+        self._fixed: BinaryMasks | None = None
+        self._seen: tuple[int, int] | None = None
 
         real_TS = self._candidate_TS / self._candidate_TS.sum(dim=1, keepdim=True)  # D7: all entries equal
         self.real = nn.Parameter(real_TS.to(torch.promote_types(torch.get_default_dtype(), torch.float32)))
         self.register_buffer("binary", torch.zeros_like(self._candidate_TS))
         self.register_buffer("frozen", torch.zeros((), dtype=torch.bool, device="cpu"))
-        self.register_buffer("source", source_TS)
+        self.register_buffer("source", self._source_TS.clone())  # this and fan_in say what a saved state is of
         self.register_buffer("fan_in", self._fan_in_T.clone())
         if fixed is not None:
             chosen = [set(row) for row in fixed]
             mask_TS = _padded([[k in chosen[j] for k in candidates[j]] for j in layout.targets], width, 0).bool()
             self.real.data.copy_(mask_TS / mask_TS.sum(dim=1, keepdim=True))
             self._fix(mask_TS)
+
+    @property
+    def fixed(self) -> BinaryMasks | None:
+        """What the binary masks mean where they are frozen; None while they are learned.
+
+        The buffers decide, and whoever copies buffers (loading, averaging of weights) may change them.
+        """
+        if torch.compiler.is_compiling() or self.frozen.is_meta:
+            return self._fixed
+        seen = self.frozen._version, self.binary._version
+        if self._seen is None or seen[0] != self._seen[0] or (self._fixed is not None and seen != self._seen):
+            fixed = self._meaning(self.binary.cpu()) if self.frozen else None
+            if (fixed is None) != (self._fixed is None):
+                self.real.requires_grad_(fixed is None)
+            self._fixed, self._seen = fixed, seen
+        return self._fixed
 
     @property
     def is_frozen(self) -> bool:
@@ -109,11 +126,10 @@ class ConnectivityMasks(nn.Module):
             self._fix(self.top().mask_TS)
 
     def _fix(self, mask_TS: Tensor) -> None:
-        self.fixed = self._meaning(mask_TS)
         self.binary.copy_(mask_TS)
         self.frozen.fill_(True)
-        self.real.requires_grad_(False)
         self.real.grad = None
+        assert self.is_frozen
 
     def _meaning(self, mask_TS: Tensor) -> BinaryMasks:
         active: list[tuple[int, ...]] = [()] * self.layout.targets.start
@@ -161,18 +177,19 @@ class ConnectivityMasks(nn.Module):
 
     def set_extra_state(self, state: Tensor) -> None:
         """Restore the generator."""
-        self.generator.set_state(state.cpu())
+        try:
+            self.generator.set_state(state.cpu())
+        except (AttributeError, RuntimeError, TypeError) as error:
+            raise CheckpointError(f"the saved state of the mask generator is damaged: {error}") from None
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        expected = {"source": self._source_TS, "fan_in": self._fan_in_T}
         for name, what in (("source", "other candidate sources"), ("fan_in", "another fan-in")):
             saved = state_dict.get(prefix + name)
-            if saved is not None and not torch.equal(saved.cpu(), getattr(self, name).cpu()):
+            if saved is not None and not torch.equal(saved.cpu(), expected[name]):
                 raise CheckpointError(f"the saved masks {prefix.rstrip('.')!r} have {what} than this stack.")
         super()._load_from_state_dict(state_dict, prefix, *args)
-        self.fixed = None
-        self.real.requires_grad_(True)
-        if self.frozen:
-            self._fix(self.binary.cpu())
+        self._seen = None
 
     def extra_repr(self) -> str:
         """What `print(model)` says of the masks."""

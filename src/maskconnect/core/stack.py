@@ -16,6 +16,7 @@ from maskconnect.core.arguments import check_options, fan_in_of_targets, fixed_s
 from maskconnect.core.forward import ForwardPass
 from maskconnect.core.inflight import InFlight, backward_pass
 from maskconnect.core.masks import ConnectivityMasks
+from maskconnect.core.outputs import Shapes
 
 
 class MaskedStack(nn.Module):
@@ -35,7 +36,7 @@ class MaskedStack(nn.Module):
             otherwise only the active ones and a mask of ones.
         align: `fn(source, shape) -> tensor`, where outputs differ in shape in a way that subsampling and
             zero-padded channels do not mend. `shape` is the output shape of the module just before the target.
-        seed: of the draws and of random connectivity.
+        seed: of the draws and of random connectivity. Stacks of one size and one seed draw alike: give each its own.
     """
 
     def __init__(
@@ -56,12 +57,12 @@ class MaskedStack(nn.Module):
         every = self.layout.candidates()
         candidates = every if wiring is None else self.layout.from_plain(wiring, what="wiring")
         counts = fan_in_of_targets(fan_in, self.layout, candidates)
-        fixed = fixed_sources(connectivity, self.layout, candidates, counts, seed)
+        fixed = fixed_sources(connectivity, self.layout, candidates, counts, int(seed))
         if fixed is not None:
             counts = [len(fixed[target]) for target in self.layout.targets]
         self.masks = ConnectivityMasks(self.layout, candidates, counts or [], fixed=fixed, seed=int(seed))
         self._in_flight = InFlight()
-        self._shapes: dict[Size, list[Size | None]] = {}  # of all outputs, by the shape of the stack's input
+        self._shapes: dict[Any, Shapes] = {}  # the output shapes of all modules, by those of the stack's input
 
     @property
     def learning(self) -> bool:
