@@ -158,6 +158,16 @@ def test_the_state_of_another_fan_in_or_other_candidates_is_refused():
         narrow.load_state_dict(state)
 
 
+def test_a_frozen_wiring_that_is_none_is_an_error():
+    stack = learned()
+    mc.freeze(stack)
+    state = stack.state_dict()
+    state["masks.binary"] = torch.zeros_like(state["masks.binary"])
+    stack.load_state_dict(state)
+    with pytest.raises(mc.ConnectivityError, match="saved state is damaged, or buffers were averaged"):
+        stack(X)
+
+
 def test_neither_dropout_nor_data_order_nor_another_stack_changes_the_draws():
     alone = taken(learned(seed=2), 6, X)
 

@@ -81,7 +81,7 @@ class ConnectivityMasks(nn.Module):
             return self._fixed
         seen = self.frozen._version, self.binary._version
         if self._seen is None or seen[0] != self._seen[0] or (self._fixed is not None and seen != self._seen):
-            fixed = self._meaning(self.binary.cpu()) if self.frozen else None
+            fixed = self._meaning(self._checked(self.binary.cpu())) if self.frozen else None
             if (fixed is None) != (self._fixed is None):
                 self.real.requires_grad_(fixed is None)
             self._fixed, self._seen = fixed, seen
@@ -130,6 +130,14 @@ class ConnectivityMasks(nn.Module):
         self.frozen.fill_(True)
         self.real.grad = None
         assert self.is_frozen
+
+    def _checked(self, mask_TS: Tensor) -> Tensor:
+        if (mask_TS & ~self._candidate_TS).any() or not torch.equal(mask_TS.sum(dim=1), self._fan_in_T):
+            raise ConnectivityError(
+                "the frozen binary masks do not have as many sources a target as its fan-in: the saved state is "
+                "damaged, or buffers were averaged (AveragedModel with use_buffers=True)."
+            )
+        return mask_TS
 
     def _meaning(self, mask_TS: Tensor) -> BinaryMasks:
         active: list[tuple[int, ...]] = [()] * self.layout.targets.start
