@@ -47,6 +47,7 @@ def train(connectivity="learned", seed=0, mask_lr=0.1, steps=400, show=()):
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)  # so small a network is faster on one core than on many
     print("Eight MLPs each see a part of the input; only", *SIGNAL, "see the signal. A reader takes in 2 of the 8.")
     print("\n             how likely the reader is to draw each of them, in %")
     print(" step   loss", *(f"{k:5d}" for k in range(8)))

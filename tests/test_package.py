@@ -87,6 +87,7 @@ def test_the_wheel_works_in_another_environment_outside_the_checkout(wheel, tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_the_wheel_brings_all_that_it_needs(wheel, tmp_path):
     venv.create(tmp_path / "env", with_pip=True)
     executable = tmp_path / "env" / "bin" / "python"
@@ -96,6 +97,7 @@ def test_the_wheel_brings_all_that_it_needs(wheel, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_make_run_works_in_a_fresh_clone_and_reuses_what_is_there(tmp_path):
     cloned = run("git", "clone", "-q", ROOT, tmp_path / "clone")
     assert cloned.returncode == 0, cloned.stderr

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import maskconnect as mc
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,6 +38,7 @@ def main() -> None:
     assert spec.loader is not None
     convnet: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(convnet)
+    torch.set_num_threads(1)
     model, accuracy = convnet.train()
     stack: mc.MaskedStack = model[2]
     fixed = mc.MaskedStack(stack.flat(), connectivity="prev")
