@@ -26,11 +26,18 @@ test: venv
 test-slow: venv
 	$(BIN)/python -m pytest -m slow
 
+# Scripts in .venv hold its path: a checkout that was moved needs a new one.
+ifneq ($(wildcard .venv/.made),)
+ifneq ($(shell cat .venv/.made),$(CURDIR))
+$(shell rm -rf .venv)
+endif
+endif
+
 venv: .venv/.made
 
 .venv/.made: pyproject.toml constraints.txt tools/make_venv.py
 	@$(PYTHON) tools/make_venv.py
-	@touch $@
+	@echo "$(CURDIR)" > $@
 
 format: venv
 	$(BIN)/ruff check --fix .

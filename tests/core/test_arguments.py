@@ -32,6 +32,7 @@ import maskconnect as mc
         ({"fan_in": 2, "aggregation": "max"}, "aggregation is 'max'; it must be one of mean, sum, or a callable"),
         ({"fan_in": 2, "align": "pad"}, "align is 'pad'; it must be a callable"),
         ({"fan_in": 2, "seed": -1}, "seed is -1; it must be at least 0"),
+        ({"fan_in": 2, "seed": 2**64}, "it must be at least 0 and below 2**63"),
         ({"fan_in": 2, "seed": 1.5}, "seed is 1.5; it must be an integer"),
         ({"fan_in": 2, "wiring": [[], [0], [3], [0]]}, "wiring: module 2 lists source 3; it may read only"),
         ({"connectivity": [[], [0], [2], [0]]}, "connectivity: module 2 lists source 2; it may read only"),
@@ -65,6 +66,7 @@ def test_bad_modules(modules, says):
     [
         ({"lr": 0.1, "mask_lr": -0.1}, "mask_lr is -0.1; it must be a number of 0 or more"),
         ({"lr": -1, "mask_lr": 0.1}, "lr is -1"),
+        ({"lr": True, "mask_lr": 0.1}, "lr is True"),
         ({"lr": 0.1, "mask_lr": float("nan")}, "mask_lr is nan"),
         ({"lr": 0.1, "mask_lr": "fast"}, "mask_lr is 'fast'"),
         ({"lr": 0.1, "mask_lr": 0.1, "weight_decay": -1e-4}, "weight_decay is -0.0001"),

@@ -1,6 +1,7 @@
 """Activation checkpointing: the forward pass that is run again must see the same masks."""
 
 import copy
+import gc
 
 import pytest
 import torch
@@ -172,3 +173,24 @@ def test_passes_without_gradient_do_not_confuse_a_checkpoint(reentrant):
         loss.backward()
         other.backward()
     assert_same(gradients(stack), gradients(twin))
+
+
+def test_a_stack_that_returns_a_tuple_can_be_checkpointed():
+    class Last(nn.Linear):
+        def forward(self, x):
+            return (super().forward(x).tanh(),)
+
+    stack = mc.MaskedStack([*mlp_blocks(5), Last(6, 6)], fan_in=2)
+    twin = copy.deepcopy(stack)
+    checkpoint(stack, X, use_reentrant=False)[0].square().sum().backward()
+    twin(X)[0].square().sum().backward()
+    assert_same(gradients(stack), gradients(twin))
+
+
+def test_nothing_is_kept_of_passes_that_are_over():
+    stack = mc.MaskedStack(mlp_blocks(4), fan_in=2)
+    for _ in range(10):
+        stack(X).sum().backward()
+    gc.collect()
+    assert len(stack._in_flight._waiting) == 0
+    assert len(stack._in_flight._reached) <= 1

@@ -98,6 +98,15 @@ def test_a_stack_can_be_built_on_the_meta_device():
     assert all(block.weight.is_meta for block in stack.blocks)
 
 
+@pytest.mark.parametrize("connectivity", ["learned", "random"])
+def test_inference_mode_works_for_networks_made_inside_and_outside_of_it(connectivity):
+    stack = mc.MaskedStack(mlp_blocks(5), fan_in=2, connectivity=connectivity)
+    with torch.inference_mode():
+        inside = mc.MaskedStack(stack.flat(), fan_in=2, connectivity=connectivity)
+        for mode in (True, False):
+            assert torch.equal(inside.train(mode)(X), stack.train(mode)(X))
+
+
 def test_the_state_dict_fits_into_safetensors(tmp_path):
     stack = mc.MaskedStack(mlp_blocks(5), fan_in=2)
     mc.freeze(stack)

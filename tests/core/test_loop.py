@@ -349,3 +349,62 @@ def test_the_same_seed_gives_the_same_training_to_the_bit():
     first, second = train(), train()
     assert taken(first, 3, X) == taken(second, 3, X)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+
+
+def test_freeze_freezes_every_stack():
+    model = Two()
+    mc.freeze(model)
+    assert model.body[1].masks.is_frozen
+    assert model.head.masks.is_frozen
+
+
+def test_the_groups_may_come_in_any_order():
+    stack = mc.MaskedStack(mlp_blocks(5), fan_in=2)
+    optimizer = torch.optim.Adam(mc.param_groups(stack, lr=0.5, mask_lr=0.01)[::-1])
+    mc.attach(optimizer, stack)
+    stack(X).square().sum().backward()
+    expected = step_of_algorithm_1(stack.masks.real.detach(), stack.masks.real.grad, 0.01)
+    optimizer.step()
+    torch.testing.assert_close(stack.masks.real.detach(), expected)
+
+
+def test_an_optimizer_that_holds_the_masks_of_one_stack_of_two_is_refused():
+    model = Two()
+    with pytest.raises(mc.ConfigError, match="does not hold the masks"):
+        mc.attach(torch.optim.SGD(mc.param_groups(model.head, lr=0.1, mask_lr=0.1)), model)
+
+
+def test_momentum_of_the_masks_is_an_option_with_sgd():
+    stack = mc.MaskedStack(mlp_blocks(5), fan_in=2)
+    weights, masks = mc.param_groups(stack, lr=0.0, mask_lr=0.01)
+    optimizer = torch.optim.SGD([weights, masks | {"momentum": 0.9}])
+    mc.attach(optimizer, stack)
+    stack(X).square().sum().backward()
+    optimizer.step()
+    expected = step_of_algorithm_1(stack.masks.real.detach(), 1.9 * stack.masks.real.grad, 0.01)
+    optimizer.step()
+    torch.testing.assert_close(stack.masks.real.detach(), expected)
+
+
+def test_an_optimizer_derived_from_sgd_is_not_trusted_with_the_masks():
+    class SignDescent(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.sub_(group["lr"] * p.grad.sign())
+
+    stack = mc.MaskedStack(mlp_blocks(5), fan_in=2)
+    optimizer = SignDescent(mc.param_groups(stack, lr=0.1, mask_lr=0.01))
+    mc.attach(optimizer, stack)
+    stack(X).square().sum().backward()
+    expected = step_of_algorithm_1(stack.masks.real.detach(), stack.masks.real.grad, 0.01)
+    optimizer.step()
+    torch.testing.assert_close(stack.masks.real.detach(), expected)
+
+
+def test_weights_that_the_user_froze_stay_out_of_the_groups():
+    stack = mc.MaskedStack(mlp_blocks(4), fan_in=2)
+    stack.blocks[0].requires_grad_(False)
+    weights, _ = mc.param_groups(stack, lr=0.1, mask_lr=0.1)
+    assert len(weights["params"]) == len(list(stack.blocks[1:].parameters()))

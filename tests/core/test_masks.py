@@ -158,11 +158,13 @@ def test_the_state_of_another_fan_in_or_other_candidates_is_refused():
         narrow.load_state_dict(state)
 
 
-def test_a_frozen_wiring_that_is_none_is_an_error():
-    stack = learned()
+@pytest.mark.parametrize("damage", ["no source at all", "a source that is none"])
+def test_a_frozen_wiring_that_is_none_is_an_error(damage):
+    stack = learned(fan_in=1)
     mc.freeze(stack)
-    state = stack.state_dict()
-    state["masks.binary"] = torch.zeros_like(state["masks.binary"])
+    state = copy.deepcopy(stack.state_dict())
+    state["masks.binary"][0] = False
+    state["masks.binary"][0, 4] = damage == "a source that is none"  # the first target has one candidate, column 0
     stack.load_state_dict(state)
     with pytest.raises(mc.ConnectivityError, match="saved state is damaged, or buffers were averaged"):
         stack(X)
@@ -197,15 +199,17 @@ def test_a_mask_that_is_not_finite_names_its_target_and_source():
     stack = learned()
     with torch.no_grad():
         stack.masks.real[3, 1] = float("nan")
-    with pytest.raises(mc.ConnectivityError, match="real mask of module 4 at module 1 is nan"):
+    says = r"real mask of module 4 at module 1 is nan.*not finite in an earlier step"
+    with pytest.raises(mc.ConnectivityError, match=says):
         stack(X)
 
 
-def test_a_mask_outside_its_interval_points_to_attach():
+@pytest.mark.parametrize("value", [-0.5, 1.5])
+def test_a_mask_outside_its_interval_points_to_attach(value):
     stack = learned()
     with torch.no_grad():
-        stack.masks.real[3, 1] = -0.5
-    with pytest.raises(mc.ConnectivityError, match=r"is -0.5, outside \[0, 1\]. Call mc.attach"):
+        stack.masks.real[3, 1] = value
+    with pytest.raises(mc.ConnectivityError, match=rf"is {value}, outside \[0, 1\]. Call mc.attach"):
         stack(X)
 
 
@@ -229,3 +233,39 @@ def test_print_says_what_the_masks_do():
     assert "5 targets, 15 candidate connections, learning" in repr(stack)
     mc.freeze(stack)
     assert "frozen" in repr(stack)
+
+
+@pytest.mark.parametrize("assign", [True, False])
+def test_every_load_of_a_frozen_wiring_counts(assign):
+    stack = learned(fan_in=1)
+    for _ in range(3):
+        saved = biased(learned(fan_in=1))
+        mc.freeze(saved)
+        file = io.BytesIO()
+        torch.save(saved.state_dict(), file)
+        file.seek(0)
+        stack.load_state_dict(torch.load(file, weights_only=True), assign=assign)
+        assert mc.wiring_of(stack) == mc.wiring_of(saved)
+
+
+def test_a_frozen_wiring_follows_its_buffer():
+    stack = mc.MaskedStack(mlp_blocks(4), connectivity="prev")
+    assert mc.wiring_of(stack) == [[], [0], [1], [2]]
+    stack.masks.binary.copy_(mc.MaskedStack(mlp_blocks(4), connectivity=[[], [0], [0], [0]]).masks.binary)
+    assert mc.wiring_of(stack) == [[], [0], [0], [0]]
+
+
+def test_masks_of_fixed_connectivity_are_those_of_a_network_that_is_sure():
+    assert mc.MaskedStack(mlp_blocks(3), connectivity="prev").masks.real.tolist() == [[1, 0], [0, 1]]
+
+
+def test_masks_begin_in_float64_where_that_is_the_default():
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert learned().masks.real.dtype == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_one_module_alone_has_no_masks_to_train():
+    assert len(mc.param_groups(learned(count=1), lr=0.1, mask_lr=0.1)) == 1

@@ -247,3 +247,104 @@ def test_layers_of_different_sizes():
     stack = mc.MaskedStack([mlp_blocks(1), mlp_blocks(5), mlp_blocks(2)], fan_in=3)
     stack(X).sum().backward()
     assert stack.masks.binary.sum(dim=1).tolist() == [1] * 5 + [3] * 2
+
+
+class Shifted(nn.Module):
+    """Changes its input in place, and differently each time."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x):
+        return self.linear(x.add_(1))
+
+
+@pytest.mark.parametrize("learning", [True, False])
+@pytest.mark.parametrize("wiring", [[[], [0], [0], [0, 1, 2]], [[], [0], [1], [0, 1]], [[], [0], [1], [0, 1, 2]]])
+def test_what_a_module_does_to_its_input_reaches_no_other_reader(wiring, learning):
+    blocks = [nn.Linear(6, 6), Shifted(), Shifted(), nn.Linear(6, 6)]
+    outputs = [blocks[0](X)]
+    for block, row in zip(blocks[1:], wiring[1:], strict=True):
+        outputs.append(block(sum(outputs[k] for k in row) / len(row) + 0))
+    given = {"wiring": wiring, "fan_in": 3} if learning else {"connectivity": wiring}
+    torch.testing.assert_close(mc.MaskedStack(blocks, **given)(X), outputs[-1])
+
+
+def test_a_lone_source_that_nothing_else_reads_is_passed_on_without_a_copy():
+    seen = []
+
+    class Watched(nn.Module):
+        def forward(self, x):
+            seen.append((x, x * 2))
+            return seen[-1][1]
+
+    mc.MaskedStack([Watched(), Watched()], connectivity="prev")(X)
+    assert seen[1][0] is seen[0][1]
+
+
+@pytest.mark.parametrize("pairs", [True, False])
+def test_an_aggregation_of_the_users_own_gets_inactive_sources_without_their_graph(pairs):
+    inactive = []
+
+    class Block(nn.Linear):
+        def forward(self, x):
+            y = super().forward(x)
+            return (y, 2 * y) if pairs else y
+
+    def add(sources, mask):
+        for m, y in zip(mask, sources, strict=True):
+            inactive.extend(leaf.requires_grad for leaf in (y if pairs else [y]) if m == 0)
+        return sum(m * (sum(y) if pairs else y) for m, y in zip(mask, sources, strict=True))
+
+    stack = mc.MaskedStack([Block(6, 6) for _ in range(5)], 1, aggregation=add)
+    stack(X)
+    assert inactive
+    assert not any(inactive)
+
+
+def test_a_part_in_eval_mode_stays_there_when_its_shape_is_looked_up():
+    stack = mc.MaskedStack(mlp_blocks(4), connectivity=[[], [0], [1], [1]])
+    stack.blocks[2][1].eval()
+    stack(X)
+    assert not stack.blocks[2][1].training
+    assert stack.blocks[2][0].training
+
+
+def test_the_branches_of_the_last_layer_are_aligned_to_the_last_of_them():
+    stack = mc.MaskedStack([[nn.Linear(6, 6)], [nn.Linear(6, 4), nn.Linear(6, 8)]], connectivity="full")
+    assert stack(X).shape == (3, 8)
+
+
+def test_arguments_that_cannot_be_looked_up_by_are_passed_on_all_the_same():
+    class Same(nn.Module):
+        def forward(self, x, extra):
+            return x * len(extra)
+
+    stack = mc.MaskedStack([Same(), Same(), Same()], connectivity=[[], [0], [0]])
+    assert torch.equal(stack(X, {1, 2}), 4 * X)
+
+
+def test_idle_parameters_are_reached_through_the_first_leaf_that_can_carry_a_gradient():
+    class Counted(nn.Linear):
+        def forward(self, pair):
+            return pair[0] + 1, super().forward(pair[1])
+
+    def add(sources, mask):
+        return sources[0][0], sum(m * y for m, (_, y) in zip(mask, sources, strict=True))
+
+    stack = mc.MaskedStack([Counted(6, 6) for _ in range(4)], connectivity=[[], [0], [1], [1]], aggregation=add)
+    stack((torch.zeros((), dtype=torch.long), X))[1].sum().backward()
+    assert stack.blocks[2].weight.grad is not None
+
+
+def test_candidates_may_be_listed_in_any_order():
+    given, ordered = (mc.MaskedStack(mlp_blocks(3), 1, wiring=[[], [0], row]) for row in ([1, 0], [0, 1]))
+    assert torch.equal(given.masks.source, ordered.masks.source)
+
+
+def test_print_names_an_aggregation_of_the_users_own():
+    def weighted(sources, mask):
+        return sources[0]
+
+    assert "aggregation=weighted" in repr(mc.MaskedStack(mlp_blocks(3), 1, aggregation=weighted))

@@ -79,7 +79,7 @@ class ConnectivityMasks(nn.Module):
         """
         if torch.compiler.is_compiling() or self.frozen.is_meta:
             return self._fixed
-        seen = self.frozen._version, self.binary._version
+        seen = _version(self.frozen), _version(self.binary)
         if self._seen is None or seen[0] != self._seen[0] or (self._fixed is not None and seen != self._seen):
             fixed = self._meaning(self._checked(self.binary.cpu())) if self.frozen else None
             if (fixed is None) != (self._fixed is None):
@@ -203,6 +203,11 @@ class ConnectivityMasks(nn.Module):
         """What `print(model)` says of the masks."""
         state = "frozen" if self.is_frozen else "learning"
         return f"{len(self._fan_in_T)} targets, {int(self._candidate_TS.sum())} candidate connections, {state}"
+
+
+def _version(tensor: Tensor) -> int:
+    """A number that grows with every change in place; a tensor made in inference mode does not count."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _padded(rows: Sequence[Sequence[int]], width: int, padding: int) -> Tensor:

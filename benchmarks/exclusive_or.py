@@ -1,0 +1,51 @@
+"""Can a pair of sources be found that matters only together? The second table in docs/log.md.
+
+python benchmarks/exclusive_or.py --seeds 4
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import maskconnect as mc
+
+EYES = 8
+
+
+def main() -> None:
+    """Print a Markdown table, a row as soon as it is known."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=4, help="how many seeds, from 0 on (default 4)")
+    seeds = parser.parse_args().seeds
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
+    torch.set_num_threads(1)
+    mlp: Any = importlib.import_module("mlp")
+
+    def batch(size: int, seed: int) -> tuple[Tensor, Tensor]:
+        x = torch.randn(size, 4 * EYES, generator=torch.Generator().manual_seed(seed))
+        first, second = (x[:, 4 * k : 4 * k + 4].sum(dim=1) > 0 for k in mlp.SIGNAL)
+        return x, (first ^ second).long()
+
+    mlp.batch = batch
+    given: list[Any] = [[[] for _ in range(EYES)], [list(mlp.SIGNAL)]]
+    cases: list[tuple[str, Any, float, int]] = [("given", given, 0.1, 400)]
+    cases += [("full", "full", 0.1, steps) for steps in (400, 2000)]
+    cases += [("learned", "learned", rate, 400) for rate in (0.03, 0.1, 0.3)] + [("learned", "learned", 0.1, 2000)]
+    print("| wiring | mask rate | steps | test accuracy % | found the pair |\n|---|---|---|---|---|")
+    for name, connectivity, rate, steps in cases:
+        runs = [mlp.train(connectivity, seed=seed, mask_lr=rate, steps=steps) for seed in range(seeds)]
+        found = sum(mc.wiring_of(model)[1][0] == list(mlp.SIGNAL) for model, _ in runs)
+        accuracies = " ".join(f"{100 * accuracy:.1f}" for _, accuracy in runs)
+        learned = (f"{rate}", f"{found} of {seeds}") if name == "learned" else ("", "")
+        print(f"| {name} | {learned[0]} | {steps} | {accuracies} | {learned[1]} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
