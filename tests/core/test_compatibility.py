@@ -1,5 +1,6 @@
 """What people do to their networks: autocast, compile, memory formats, meta, safetensors."""
 
+import copy
 import shutil
 
 import pytest
@@ -47,7 +48,7 @@ def compilers():
     return ["aot_eager", *(["inductor"] if shutil.which("g++") else [])]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own making
 @pytest.mark.parametrize("backend", compilers())
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("kind", ["chain", "layers", "convolutions"])
@@ -66,6 +67,19 @@ def test_a_frozen_stack_compiles_whole_with_equal_outputs_and_gradients(kind, tr
         results += [output.detach(), *(p.grad.clone() for p in stack.blocks.parameters())]
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler's own making
+def test_a_stack_that_learns_may_be_compiled_too_in_pieces():
+    stack = mc.MaskedStack(mlp_blocks(6), fan_in=2)
+    twin = copy.deepcopy(stack)
+    torch._dynamo.reset()
+    compiled = torch.compile(stack, backend="aot_eager")
+    for x in (X, 2 * X, 3 * X):
+        compiled(x).square().sum().backward()
+        twin(x).square().sum().backward()
+    for found, expected in zip(stack.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(found.grad, expected.grad)
 
 
 def test_channels_last_stays_channels_last_and_gives_the_same_gradients():

@@ -36,7 +36,7 @@ def backward_pass() -> int | None:
 
 
 class InFlight:
-    """The draws of one stack that may yet be asked for again. A graph keeps its draw alive, nothing else does."""
+    """The draws of one stack that may yet be asked for again; their graphs keep them alive."""
 
     def __init__(self) -> None:
         self._waiting: WeakSet[BinaryMasks] = WeakSet()  # the backward pass has not reached their output
@@ -92,7 +92,9 @@ class InFlight:
 
 
 def _contexts() -> list[Any]:
-    """The contexts of the reentrant checkpoints that this call is made under."""
+    """The contexts of the reentrant checkpoints that this call is made under; the compiler cannot look."""
+    if torch.compiler.is_compiling():
+        return []
     found, frame = [], sys._getframe(1)
     while frame is not None:
         if frame.f_code in _REENTRANT:
