@@ -16,7 +16,7 @@ from torch import Size, Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from maskconnect.core.aggregate import masked_total, total, with_zero_gradient
-from maskconnect.core.masks import BinaryMasks
+from maskconnect.core.binary import BinaryMasks
 from maskconnect.core.outputs import Outputs, Shapes
 from maskconnect.core.wiring import Layout, Sources
 

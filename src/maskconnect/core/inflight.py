@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointFunction
 
-from maskconnect.core.masks import BinaryMasks
+from maskconnect.core.binary import BinaryMasks
 from maskconnect.errors import ConnectivityError
 
 _NO_BACKWARD = -1

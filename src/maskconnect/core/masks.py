@@ -1,33 +1,21 @@
 """Connectivity masks: real-valued while they are learned, binary in every forward pass (section 3.3).
 
-Shape letters: T targets, S candidate sources. Row t belongs to the t-th target, its columns to that target's
-candidates in ascending order; rows are padded with zeros to the longest.
+Shape letters: T targets, S candidate sources, padded as `binary.py` says; a padding is always zero.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from maskconnect.core.aggregate import straight_through
+from maskconnect.core.binary import BinaryMasks, padded, read_masks, write_mask
 from maskconnect.core.sampling import draw_distinct, largest, normalize_
-from maskconnect.core.wiring import Layout, Sources, reaching_output
+from maskconnect.core.wiring import Layout, Sources
 from maskconnect.errors import CheckpointError, ConnectivityError
-
-
-@dataclass(frozen=True, eq=False)
-class BinaryMasks:
-    """The binary masks of one forward pass, as a tensor on the host and as the wiring that they mean."""
-
-    mask_TS: Tensor
-    sources: Sources  # the active ones of every module
-    alive: tuple[bool, ...]  # which modules can reach the output
-    readers: tuple[int, ...]  # how many targets read each module
 
 
 class ConnectivityMasks(nn.Module):
@@ -47,12 +35,10 @@ class ConnectivityMasks(nn.Module):
     ) -> None:
         super().__init__()
         self.layout, self.candidates = layout, candidates
-        rows = [candidates[target] for target in layout.targets]
-        width = max(map(len, rows), default=0)
         preferred = [[layout.preferred(target, k) for k in candidates[target]] for target in layout.targets]
-        self._source_TS = _padded(rows, width, -1)
+        self._source_TS = padded([candidates[target] for target in layout.targets], -1)
         self._candidate_TS = self._source_TS >= 0
-        self._preferred_first_TS = _padded(preferred, width, len(candidates)).argsort(dim=1)
+        self._preferred_first_TS = padded(preferred, len(candidates)).argsort(dim=1)
         self._fan_in_T = torch.tensor(fan_in, dtype=torch.int64, device="cpu")
         self.generator = torch.Generator().manual_seed(seed)
         self.learned = fixed is None
@@ -66,8 +52,7 @@ class ConnectivityMasks(nn.Module):
         self.register_buffer("source", self._source_TS.clone())  # this and fan_in say what a saved state is of
         self.register_buffer("fan_in", self._fan_in_T.clone())
         if fixed is not None:
-            chosen = [set(row) for row in fixed]
-            mask_TS = _padded([[k in chosen[j] for k in candidates[j]] for j in layout.targets], width, 0).bool()
+            mask_TS = write_mask(fixed, layout, candidates)
             self.real.data.copy_(mask_TS / mask_TS.sum(dim=1, keepdim=True))
             self._fix(mask_TS)
 
@@ -140,14 +125,7 @@ class ConnectivityMasks(nn.Module):
         return mask_TS
 
     def _meaning(self, mask_TS: Tensor) -> BinaryMasks:
-        active: list[tuple[int, ...]] = [()] * self.layout.targets.start
-        for target, row in zip(self.layout.targets, mask_TS.tolist(), strict=True):
-            candidates = self.candidates[target]
-            active.append(tuple(k for k, on in zip(candidates, row, strict=False) if on))
-        sources = tuple(active)
-        count = Counter(k for row in sources for k in row)
-        alive = reaching_output(sources, self.layout.layers[-1])
-        return BinaryMasks(mask_TS, sources, alive, tuple(count[k] for k in range(len(sources))))
+        return read_masks(mask_TS, self.layout, self.candidates)
 
     def _on_host(self) -> Tensor:
         """The real masks, checked: every entry is finite and in [0, 1]."""
@@ -208,9 +186,3 @@ class ConnectivityMasks(nn.Module):
 def _version(tensor: Tensor) -> int:
     """A number that grows with every change in place; a tensor made in inference mode does not count."""
     return 0 if tensor.is_inference() else tensor._version
-
-
-def _padded(rows: Sequence[Sequence[int]], width: int, padding: int) -> Tensor:
-    """Rows of different length as one matrix, on the host whatever the default device is."""
-    filled = [[*row, *[padding] * (width - len(row))] for row in rows]
-    return torch.tensor(filled, dtype=torch.int64, device="cpu").reshape(len(rows), width)
