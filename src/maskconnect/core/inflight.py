@@ -48,7 +48,8 @@ class InFlight:
 
     def remember(self, masks: BinaryMasks, outputs: Iterable[Tensor]) -> None:
         """Note that a forward pass with these masks has ended in `outputs`."""
-        self._leave(masks)
+        for context in _contexts():
+            self._draws_in(context).add(masks)
         for output in outputs:
             if output.grad_fn is not None:
                 self._waiting.add(masks)
@@ -69,19 +70,12 @@ class InFlight:
                 possible.add(self._latest[1])
         possible = possible or set(self._reached)
         if len(possible) == 1:
-            (masks,) = possible
-            self._leave(masks)  # checkpoints that are nested in the one being repeated have a new context
-            return masks
+            return possible.pop()
         raise ConnectivityError(
             f"a stack that learns was run again during a backward pass, with {len(possible)} of its forward passes "
             "in flight, so which masks it drew then is not known. Call backward() after each forward pass, "
             "or checkpoint the modules inside the stack instead."
         )
-
-    def _leave(self, masks: BinaryMasks) -> None:
-        """Leave a draw with every reentrant checkpoint that this pass is made under."""
-        for context in _contexts():
-            self._draws_in(context).add(masks)
 
     def _draws_in(self, context: Any) -> set[BinaryMasks]:
         """The draws of this stack that were left in the context of a reentrant checkpoint."""
