@@ -24,10 +24,10 @@ def param_groups(model: nn.Module, lr: float, mask_lr: float, weight_decay: floa
     for name, value in (("lr", lr), ("mask_lr", mask_lr), ("weight_decay", weight_decay)):
         if isinstance(value, bool | str) or not hasattr(value, "__float__") or not 0 <= float(value) < math.inf:
             raise ConfigError(f"{name} is {value!r}; it must be a number of 0 or more.")
-    masks = [m.real for m in _masks(model)]
-    known = {id(real) for real in masks}
-    weights = [p for p in model.parameters() if p.requires_grad and id(p) not in known]
-    learned = [m.real for m in _masks(model) if m.learned]
+    masks = _masks(model)
+    real = {id(m.real) for m in masks}
+    weights = [p for p in model.parameters() if p.requires_grad and id(p) not in real]
+    learned = [m.real for m in masks if m.learned]
     groups: list[dict[str, Any]] = [{"params": weights, "lr": lr, "weight_decay": weight_decay}]
     if learned:
         groups.append({"params": learned, "lr": mask_lr, "weight_decay": 0.0, "momentum": 0.0})

@@ -66,10 +66,7 @@ class ConnectivityMasks(nn.Module):
             return self._fixed
         seen = _version(self.frozen), _version(self.binary)
         if self._seen is None or seen[0] != self._seen[0] or (self._fixed is not None and seen != self._seen):
-            fixed = self._meaning(self._checked(self.binary.cpu())) if self.frozen else None
-            if (fixed is None) != (self._fixed is None):
-                self.real.requires_grad_(fixed is None)
-            self._fixed, self._seen = fixed, seen
+            self._read_buffers()
         return self._fixed
 
     @property
@@ -95,6 +92,10 @@ class ConnectivityMasks(nn.Module):
         chosen_TS = largest(real_TS.gather(1, order_TS), self._fan_in_T)
         return self._meaning(torch.zeros_like(chosen_TS).scatter_(1, order_TS, chosen_TS))
 
+    def settled(self) -> BinaryMasks:
+        """The frozen masks, or the top-K while they are learned."""
+        return self.fixed or self.top()
+
     def rows(self, masks: BinaryMasks) -> tuple[Tensor, ...]:
         """The binary mask of each target, whose gradient the real masks receive as their own."""
         sizes = [len(self.candidates[target]) for target in self.layout.targets]
@@ -114,7 +115,13 @@ class ConnectivityMasks(nn.Module):
         self.binary.copy_(mask_TS)
         self.frozen.fill_(True)
         self.real.grad = None
-        assert self.is_frozen
+        self._read_buffers()
+
+    def _read_buffers(self) -> None:
+        fixed = self._meaning(self._checked(self.binary.cpu())) if self.frozen else None
+        if (fixed is None) != (self._fixed is None):
+            self.real.requires_grad_(fixed is None)
+        self._fixed, self._seen = fixed, (_version(self.frozen), _version(self.binary))
 
     def _checked(self, mask_TS: Tensor) -> Tensor:
         if (mask_TS & ~self._candidate_TS).any() or not torch.equal(mask_TS.sum(dim=1), self._fan_in_T):

@@ -53,7 +53,7 @@ class Outputs:
                     "Pass aggregation=fn(sources, mask)."
                 )
             return y
-        shape = _shape(self.found[like]) if self.found[like] is not None or self.known is None else self.known[like]
+        shape = self._shape_of(like)
         if shape is None or y.shape == shape:
             return y
         aligned = self.aligned.setdefault(k, [])
@@ -62,6 +62,11 @@ class Outputs:
                 return x
         aligned.append(self._align(k, shape, like, target))
         return aligned[-1]
+
+    def _shape_of(self, module: int) -> Size | None:
+        if self.found[module] is None and self.known is not None:
+            return self.known[module]
+        return _shape(self.found[module])
 
     def _align(self, k: int, shape: Size, like: int, target: int | None) -> Tensor:
         y, name = self.found[k], self.layout.name

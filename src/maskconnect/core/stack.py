@@ -71,28 +71,31 @@ class MaskedStack(nn.Module):
 
     def wiring(self) -> list[Any]:
         """What every module reads now, as plain data: the frozen masks, or the top-K while they are learned."""
-        return self.layout.to_plain((self.masks.fixed or self.masks.top()).sources)
+        return self.layout.to_plain(self.masks.settled().sources)
 
     def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """Run the modules in order, each on the aggregate of its active sources; extra arguments go to all."""
-        rerun = self.learning and backward_pass() is not None
-        if not self.learning:
-            masks = self.masks.fixed or self.masks.top()
+        learning = self.learning
+        rerun = learning and backward_pass() is not None
+        if rerun:
+            masks = self._in_flight.recall()
+        elif learning:
+            masks = self.masks.draw()
         else:
-            masks = self._in_flight.recall() if rerun else self.masks.draw()
+            masks = self.masks.settled()
         run = ForwardPass(
             modules=self.flat(),
             layout=self.layout,
             candidates=self.masks.candidates,
             masks=masks,
             real=self.masks.real,
-            rows=self.masks.rows(masks) if self.learning else None,
+            rows=self.masks.rows(masks) if learning else None,
             aggregation=self.aggregation,
             align=self.align,
             shapes=self._shapes,
         )
         output = run(x, *args, **kwargs)
-        if self.learning and not rerun:
+        if learning and not rerun:
             tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
             self._in_flight.remember(masks, tensors)
         return output
