@@ -3,9 +3,12 @@
 An implementation of "MaskConnect: Connectivity Learning by Gradient Descent" (ECCV 2018).
 """
 
+from maskconnect.core.count import count_parameters
 from maskconnect.core.loop import attach, freeze, param_groups, wiring_of
+from maskconnect.core.rewire import rewire
 from maskconnect.core.stack import MaskedStack
 from maskconnect.errors import CheckpointError, ConfigError, ConnectivityError, MaskConnectError
+from maskconnect.models import resnet, resnext
 
 __version__ = "0.1.0"
 
@@ -16,7 +19,11 @@ __all__ = [
     "MaskConnectError",
     "MaskedStack",
     "attach",
+    "count_parameters",
     "freeze",
     "param_groups",
+    "resnet",
+    "resnext",
+    "rewire",
     "wiring_of",
 ]

@@ -32,6 +32,31 @@ def test_real_masks_are_parameters_and_start_equal():
     torch.testing.assert_close(stack.masks.real[3], torch.tensor([0.25] * 4 + [0.0]))
 
 
+def test_masks_may_start_larger_where_a_source_is_nearer():
+    stack = mc.MaskedStack(mlp_blocks(4), 2, mask_init=0.1)
+    rows = torch.tensor([[1, 0, 0], [0.1, 1, 0], [0.01, 0.1, 1]])
+    torch.testing.assert_close(stack.masks.real.detach(), rows / rows.sum(dim=1, keepdim=True))
+    layered = mc.MaskedStack(mlp_layers(2, 3), 2, mask_init=0.5)  # the own branch, then cyclic, as ties in the top-K
+    rows = torch.tensor([[1, 0.5, 0.25], [0.25, 1, 0.5], [0.5, 0.25, 1]])
+    torch.testing.assert_close(layered.masks.real.detach(), rows / 1.75)
+    assert torch.equal(mc.MaskedStack(mlp_blocks(4), 2, mask_init=1.0).masks.real, learned(count=4).masks.real)
+
+
+def test_a_start_so_near_that_far_entries_are_zero_still_draws_and_learns():
+    stack = mc.MaskedStack(mlp_blocks(40), 30, mask_init=1e-6)
+    assert (stack.masks.real == 0).any()
+    for mask in taken(stack, 3, X):
+        assert [sum(row) for row in mask] == [min(30, j) for j in range(1, 40)]
+    stack(X).sum().backward()
+    assert (stack.masks.real.grad != 0).sum() > 700
+
+
+@pytest.mark.parametrize("start", ["unifrom", 0, -0.1, 1.1, float("nan"), True, None, [0.5]])
+def test_a_start_that_cannot_be_meant_is_an_error(start):
+    with pytest.raises(mc.ConfigError, match=r"mask_init is .*; it must be 'uniform', or a number above 0 and up to 1"):
+        mc.MaskedStack(mlp_blocks(4), 2, mask_init=start)
+
+
 def test_train_mode_draws_anew_and_eval_mode_uses_the_top_k():
     stack = biased(learned())
     assert len(set(map(str, taken(stack, 10, X)))) > 5

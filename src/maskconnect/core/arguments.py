@@ -24,6 +24,16 @@ def check_options(aggregation: Any, align: Any, seed: Any) -> None:
         raise ConfigError(f"seed is {seed}; it must be at least 0 and below 2**63.")
 
 
+def decay_of(mask_init: Any) -> float:
+    """How much less likely each candidate starts than the next nearer one: not at all, or as `mask_init` says."""
+    if isinstance(mask_init, str) and mask_init == "uniform":
+        return 1.0
+    number = hasattr(mask_init, "__float__") and not isinstance(mask_init, bool | str)
+    if not number or not 0 < float(mask_init) <= 1:
+        raise ConfigError(f"mask_init is {mask_init!r}; it must be 'uniform', or a number above 0 and up to 1.")
+    return float(mask_init)
+
+
 def register(modules: Iterable[Any]) -> tuple[nn.ModuleList, Layout]:
     """The modules, registered as they were given, and how they are laid out."""
     if not isinstance(modules, Iterable):

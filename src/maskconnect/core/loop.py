@@ -24,7 +24,7 @@ def param_groups(model: nn.Module, lr: float, mask_lr: float, weight_decay: floa
     for name, value in (("lr", lr), ("mask_lr", mask_lr), ("weight_decay", weight_decay)):
         if isinstance(value, bool | str) or not hasattr(value, "__float__") or not 0 <= float(value) < math.inf:
             raise ConfigError(f"{name} is {value!r}; it must be a number of 0 or more.")
-    masks = _masks(model)
+    masks = masks_of(model)
     real = {id(m.real) for m in masks}
     weights = [p for p in model.parameters() if p.requires_grad and id(p) not in real]
     learned = [m.real for m in masks if m.learned]
@@ -43,7 +43,7 @@ def attach(optimizer: Optimizer, model: nn.Module) -> None:
     """
     if not isinstance(optimizer, Optimizer):
         raise ConfigError(f"optimizer is a {type(optimizer).__name__}; call mc.attach(optimizer, model).")
-    masks = [m for m in _masks(model) if not m.is_frozen]
+    masks = [m for m in masks_of(model) if not m.is_frozen]
     if masks and isinstance(optimizer, torch.optim.LBFGS):
         raise ConfigError(
             "LBFGS looks at the loss many times a step, and every look draws other masks; give it the weights only, "
@@ -103,7 +103,7 @@ def _descend_(real: Tensor, group: dict[str, Any], optimizer: Optimizer) -> None
 
 def freeze(model: nn.Module) -> None:
     """Fix the wiring of every stack in `model` to the top-K of its masks, for fine-tuning and for good."""
-    if isinstance(model, DistributedDataParallel) and any(not m.is_frozen for m in _masks(model)):
+    if isinstance(model, DistributedDataParallel) and any(not m.is_frozen for m in masks_of(model)):
         raise ConfigError(
             "DistributedDataParallel would go on waiting for the gradient of the masks; "
             "call mc.freeze(model.module), then wrap it anew."
@@ -128,7 +128,8 @@ def _stacks(model: nn.Module) -> list[tuple[str, MaskedStack]]:
     return found
 
 
-def _masks(model: nn.Module) -> list[ConnectivityMasks]:
+def masks_of(model: nn.Module) -> list[ConnectivityMasks]:
+    """The masks of every stack in a model."""
     return [part for part in _checked(model).modules() if isinstance(part, ConnectivityMasks)]
 
 

@@ -5,6 +5,7 @@ Shape letters: T targets, S candidate sources, padded as `binary.py` says; a pad
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,7 +32,14 @@ class ConnectivityMasks(nn.Module):
     fan_in: Tensor
 
     def __init__(
-        self, layout: Layout, candidates: Sources, fan_in: Sequence[int], *, fixed: Sources | None, seed: int
+        self,
+        layout: Layout,
+        candidates: Sources,
+        fan_in: Sequence[int],
+        *,
+        fixed: Sources | None = None,
+        decay: float = 1.0,
+        seed: int = 0,
     ) -> None:
         super().__init__()
         self.layout, self.candidates = layout, candidates
@@ -45,7 +53,9 @@ class ConnectivityMasks(nn.Module):
         self._fixed: BinaryMasks | None = None
         self._seen: tuple[int, int] | None = None
 
-        real_TS = self._candidate_TS / self._candidate_TS.sum(dim=1, keepdim=True)  # D7: all entries equal
+        rank_TS = self._preferred_first_TS.argsort(dim=1).double()  # 0 is the nearest
+        real_TS = self._candidate_TS * rank_TS.mul(math.log(decay)).exp()  # D7: all equal where decay is 1
+        real_TS /= real_TS.sum(dim=1, keepdim=True)
         self.real = nn.Parameter(real_TS.to(torch.promote_types(torch.get_default_dtype(), torch.float32)))
         self.register_buffer("binary", torch.zeros_like(self._candidate_TS))
         self.register_buffer("frozen", torch.zeros((), dtype=torch.bool, device="cpu"))
@@ -68,6 +78,11 @@ class ConnectivityMasks(nn.Module):
         if self._seen is None or seen[0] != self._seen[0] or (self._fixed is not None and seen != self._seen):
             self._read_buffers()
         return self._fixed
+
+    @property
+    def entries(self) -> int:
+        """How many candidate connections there are; `real` also has paddings."""
+        return int(self._candidate_TS.sum())
 
     @property
     def is_frozen(self) -> bool:
@@ -187,7 +202,7 @@ class ConnectivityMasks(nn.Module):
     def extra_repr(self) -> str:
         """What `print(model)` says of the masks."""
         state = "frozen" if self.is_frozen else "learning"
-        return f"{len(self._fan_in_T)} targets, {int(self._candidate_TS.sum())} candidate connections, {state}"
+        return f"{len(self._fan_in_T)} targets, {self.entries} candidate connections, {state}"
 
 
 def _version(tensor: Tensor) -> int:

@@ -12,9 +12,11 @@ from typing import Any, cast
 from torch import Size, Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from maskconnect.core.arguments import check_options, fan_in_of_targets, fixed_sources, register
+from maskconnect.core.arguments import check_options, decay_of, fan_in_of_targets, fixed_sources, register
 from maskconnect.core.forward import ForwardPass
+from maskconnect.core.growth import GrowthWatch
 from maskconnect.core.inflight import InFlight, backward_pass
+from maskconnect.core.inputs import Inputs
 from maskconnect.core.masks import ConnectivityMasks
 from maskconnect.core.outputs import Shapes
 
@@ -36,6 +38,9 @@ class MaskedStack(nn.Module):
             otherwise only the active ones and a mask of ones.
         align: `fn(source, shape) -> tensor`, where outputs differ in shape in a way that subsampling and
             zero-padded channels do not mend. `shape` is the output shape of the module just before the target.
+        mask_init: where the real masks start: "uniform", or how much less likely each candidate is than the next nearer
+            one (layered: than the branch before it, counted from the own index): 0.1 is a tenth, and 0.01 draws almost
+            nothing but the nearest K.
         seed: of the draws and of random connectivity. Stacks of one size and one seed draw alike: give each its own.
     """
 
@@ -48,6 +53,7 @@ class MaskedStack(nn.Module):
         connectivity: str | Sequence[Any] = "learned",
         aggregation: str | Callable[[Sequence[Any], Tensor], Any] = "mean",
         align: Callable[[Tensor, Size], Tensor] | None = None,
+        mask_init: str | float = "uniform",
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -60,8 +66,9 @@ class MaskedStack(nn.Module):
         fixed = fixed_sources(connectivity, self.layout, candidates, counts, int(seed))
         if fixed is not None:
             counts = [len(fixed[target]) for target in self.layout.targets]
-        self.masks = ConnectivityMasks(self.layout, candidates, counts or [], fixed=fixed, seed=int(seed))
-        self._in_flight = InFlight()
+        decay = decay_of(mask_init)
+        self.masks = ConnectivityMasks(self.layout, candidates, counts or [], fixed=fixed, decay=decay, seed=int(seed))
+        self._in_flight, self._growth = InFlight(), GrowthWatch()
         self._shapes: dict[Any, Shapes] = {}  # the output shapes of all modules, by those of the stack's input
 
     @property
@@ -83,21 +90,21 @@ class MaskedStack(nn.Module):
             masks = self.masks.draw()
         else:
             masks = self.masks.settled()
-        run = ForwardPass(
-            modules=self.flat(),
+        inputs = Inputs(
             layout=self.layout,
             candidates=self.masks.candidates,
             masks=masks,
             real=self.masks.real,
             rows=self.masks.rows(masks) if learning else None,
             aggregation=self.aggregation,
-            align=self.align,
-            shapes=self._shapes,
         )
+        run = ForwardPass(modules=self.flat(), inputs=inputs, align=self.align, shapes=self._shapes)
         output = run(x, *args, **kwargs)
         if learning and not rerun:
             tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
             self._in_flight.remember(masks, tensors)
+        if self.training:
+            self._growth.look(run.second, output, self.aggregation)
         return output
 
     def flat(self) -> list[nn.Module]:

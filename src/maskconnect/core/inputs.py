@@ -1,0 +1,114 @@
+"""The input of every module in one forward pass, from the outputs of its active sources (Eq. 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from maskconnect.core.aggregate import masked_total, total
+from maskconnect.core.binary import BinaryMasks
+from maskconnect.core.layerwise import LayerAggregation, Reader
+from maskconnect.core.outputs import Outputs
+from maskconnect.core.wiring import Layout, Sources
+
+
+@dataclass(kw_only=True)
+class Inputs:
+    """What it takes to make them."""
+
+    layout: Layout
+    candidates: Sources
+    masks: BinaryMasks
+    real: Tensor
+    rows: tuple[Tensor, ...] | None  # the binary mask of each target, while masks are learned
+    aggregation: str | Callable[[Sequence[Any], Tensor], Any] | LayerAggregation
+
+    @property
+    def by_layer(self) -> bool:
+        """Whether the inputs of a layer are made together."""
+        return isinstance(self.aggregation, LayerAggregation)
+
+    def runs(self, number: int) -> bool:
+        """Whether the output of a module is asked for: of every one while masks are learned, else of those alive."""
+        return self.rows is not None or self.masks.alive[number]
+
+    def first(self, x: Any, number: int) -> Any:
+        """The input of the stack, for a module of the first layer, which may change it in place."""
+        return x if self.by_layer or number == self.layout.layers[0][-1] else _cloned(x)
+
+    def sources(self, target: int, outputs: Outputs) -> list[Any]:
+        """The outputs that a target needs, aligned: of all its candidates while learning, else of the active ones."""
+        needed = self.candidates[target] if self.rows is not None else self.masks.sources[target]
+        before = self.layout.before(target)
+        return [outputs.source(k, before, target) for k in needed]
+
+    def one(self, target: int, sources: list[Any]) -> Any:
+        """The input of a target from its sources."""
+        if self.rows is not None:
+            x, shared = self._masked(target, sources), True
+        else:
+            x, shared = self._active(sources), self.masks.readers[self.masks.sources[target][0]] > 1
+        # A module may change its input in place, which must not reach the other readers of a lone source.
+        return _cloned(x) if shared and any(x is y for y in sources) else x
+
+    def _masked(self, target: int, sources: list[Any]) -> Any:
+        """The aggregate of all candidates, through which the mask learns."""
+        assert self.rows is not None
+        row = self.rows[target - self.layout.targets.start]
+        read = set(self.masks.sources[target])
+        active = [k in read for k in self.candidates[target]]
+        if callable(self.aggregation):
+            return self.aggregation([y if on else _detached(y) for y, on in zip(sources, active, strict=True)], row)
+        return masked_total(row, active, len(read) if self.aggregation == "mean" else 1, sources)
+
+    def _active(self, sources: list[Any]) -> Any:
+        """The aggregate of sources that are all active."""
+        if callable(self.aggregation):
+            return self.aggregation(sources, self.real.new_ones(len(sources)))
+        return total(sources, len(sources) if self.aggregation == "mean" else 1)
+
+    def layer(self, number: int, outputs: Outputs) -> dict[int, Any]:
+        """The inputs of all modules of a layer, made together, by the flat number of the module."""
+        start = self.layout.layers[number - 1].start
+        readers = {}
+        for target in filter(self.runs, self.layout.layers[number]):
+            read, candidates = self.masks.sources[target], self.candidates[target]
+            readers[target] = Reader(
+                candidates=tuple(k - start for k in candidates),
+                active=tuple(k in read for k in candidates),
+                mask_S=None if self.rows is None else self.rows[target - self.layout.targets.start],
+                alive=self.masks.alive[target],
+            )
+        inputs = self._together(number - 1, outputs, list(readers.values()))
+        return {j: x if readers[j].alive else _detached(x) for j, x in zip(readers, inputs, strict=True)}
+
+    def output(self, outputs: Outputs) -> Any:
+        """The output of the stack: the last module's; layered, the aggregate of all branches of the last layer."""
+        last = self.layout.layers[-1]
+        if self.by_layer:
+            everything = Reader(tuple(range(len(last))), (True,) * len(last), None, alive=True)
+            return self._together(len(self.layout.layers) - 1, outputs, [everything])[0]
+        if not self.layout.layered:
+            return outputs.last()
+        return self._active([outputs.source(k, last[-1]) for k in last])
+
+    def _together(self, layer: int, outputs: Outputs, readers: list[Reader]) -> list[Any]:
+        """What readers get from a layer."""
+        assert isinstance(self.aggregation, LayerAggregation)
+        members = self.layout.layers[layer]
+        found = {branch: outputs.found[k] for branch, k in enumerate(members) if self.runs(k)}
+        alive = {branch for branch, k in enumerate(members) if self.masks.alive[k]}
+        inputs: list[Any] = self.aggregation(layer, found, alive, readers)
+        return inputs
+
+
+def _detached(y: Any) -> Any:
+    return tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, y)
+
+
+def _cloned(y: Any) -> Any:
+    return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, y)

@@ -1,0 +1,56 @@
+"""An aggregation that makes the inputs of a whole layer at once (section 3.5).
+
+The branches of a layer may share something that depends on all of them, such as the statistics of a batch norm,
+and then no target's input can be made before every source is known.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from maskconnect.core.aggregate import masked_total, total
+
+
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """One target, or the output of the stack: what it may read of the layer before, and what it reads in this pass."""
+
+    candidates: tuple[int, ...]  # branches of the layer before
+    active: tuple[bool, ...]  # which of its candidates
+    mask_S: Tensor | None  # the same with a gradient, while masks are learned
+    alive: bool  # whether it can reach the output
+
+    @property
+    def fan_in(self) -> int:
+        """K_j, how many branches it reads."""
+        return sum(self.active)
+
+    def total(self, outputs: Mapping[int, Tensor], divisor: int = 1) -> Tensor:
+        """The sum of the outputs that it reads, divided; through it the mask learns from all candidates (Eq. 1)."""
+        if self.mask_S is not None:
+            return masked_total(self.mask_S, self.active, divisor, [outputs[k] for k in self.candidates])
+        read = [outputs[k] for k, on in zip(self.candidates, self.active, strict=True) if on]
+        return total(read, divisor)
+
+
+class LayerAggregation(nn.Module, ABC):
+    """The `aggregation` of a layered stack whose branches share something.
+
+    Branches under it never change their input in place: the readers of one source may be given one tensor.
+    """
+
+    @abstractmethod
+    def forward(self, layer: int, outputs: Mapping[int, Any], alive: set[int], readers: Sequence[Reader]) -> list[Any]:
+        """The input of every reader.
+
+        Args:
+            layer: the number of the layer that is read.
+            outputs: what its branches have returned, by branch; all of them while masks are learned, else the alive.
+            alive: which branches can reach the output.
+            readers: those that need an input, in order.
+        """

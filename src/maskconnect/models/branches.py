@@ -1,0 +1,141 @@
+"""The branches of ResNeXt modules and how they are joined (section 3.5; D2, D3 and D9).
+
+    residual   x_j = ReLU( sum_k m_jk F_k(x_k) + (1/K_j) sum_k m_jk S(x_k) )
+    mean       x_j = (1/K_j) sum_k m_jk ReLU( F_k(x_k) + S(x_k) )
+    sum        x_j = sum_k m_jk ReLU( F_k(x_k) + S(x_k) )
+
+Branches come and go as dicts by their number in the module, because those that cannot reach the output need not run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from maskconnect.core.layerwise import LayerAggregation, Reader
+from maskconnect.models.blocks import conv
+
+Branches = Mapping[int, Tensor]
+
+
+class Branch(nn.Module):
+    """F_k, which also passes its input on, for the shortcut."""
+
+    def __init__(self, residual: nn.Sequential) -> None:
+        super().__init__()
+        self.residual = residual
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """F_k(x) and x."""
+        return self.residual(x), x
+
+
+class SharedBatchNorm(nn.Module):
+    """One batch norm for several branches, whose statistics it pools (D3).
+
+    Those of branches that cannot reach the output stay out: they are normalised with the statistics of the others. The
+    running statistics move once a step, and the variance is unbiased as that of one branch's N*H*W values, so that
+    branches with equal inputs, as all are in plain ResNeXt, leave the statistics of one.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(channels)
+
+    def forward(self, xs: Mapping[int, Tensor], alive: set[int]) -> dict[int, Tensor]:
+        """Every branch, normalised."""
+        norm = self.norm
+        if not norm.training:
+            return {k: norm(x) for k, x in xs.items()}
+        live = [k for k in xs if k in alive]
+        pooled = torch.cat([xs[k] for k in live])
+        mean, variance = norm.weight.new_zeros(2, pooled.shape[1]).unbind()
+        y = F.batch_norm(pooled, mean, variance, norm.weight, norm.bias, training=True, momentum=1.0, eps=norm.eps)
+        count = pooled.numel() // pooled.shape[1]
+        variance = variance * (1 - 1 / count)  # batch_norm leaves the unbiased one
+        self._track(mean, variance, count // len(live))
+        normed = dict(zip(live, y.chunk(len(live)), strict=True))
+        with torch.no_grad():
+            for k in xs.keys() - alive:
+                normed[k] = F.batch_norm(xs[k], mean, variance, norm.weight, norm.bias, eps=norm.eps)
+        return normed
+
+    @torch.no_grad()
+    def _track(self, mean: Tensor, variance: Tensor, count: int) -> None:
+        """Move the running statistics as nn.BatchNorm2d does."""
+        norm = self.norm
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        assert norm.num_batches_tracked is not None
+        norm.num_batches_tracked += 1
+        momentum = 1 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
+        norm.running_mean.lerp_(mean, momentum)
+        norm.running_var.lerp_(variance * (count / (count - 1)), momentum)
+
+
+class SharedProjection(nn.Module):
+    """The shortcut of all branches of a module where its shape changes."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv = conv(inputs, outputs, 1, stride)
+        self.norm = SharedBatchNorm(outputs)
+
+    def forward(self, xs: Branches, alive: set[int]) -> Branches:
+        """S(x_k) of every branch."""
+        normed: Branches = self.norm({k: self.conv(x) for k, x in xs.items()}, alive)
+        return normed
+
+
+class JoinedBranches(LayerAggregation):
+    """What the three ways to join branches have in common: the shortcut of each module."""
+
+    def __init__(self, shortcuts: Sequence[SharedProjection | None]) -> None:
+        super().__init__()
+        self.shortcuts = nn.ModuleDict({str(i): s for i, s in enumerate(shortcuts) if s is not None})
+
+    def parts(
+        self, layer: int, outputs: Mapping[int, tuple[Tensor, Tensor]], alive: set[int]
+    ) -> tuple[Branches, Branches]:
+        """F_k(x_k) and S(x_k) of every branch."""
+        residual = {k: y for k, (y, _) in outputs.items()}
+        xs = {k: x for k, (_, x) in outputs.items()}
+        key = str(layer)
+        return residual, self.shortcuts[key](xs, alive) if key in self.shortcuts else xs
+
+
+class ResidualSum(JoinedBranches):
+    """ReLU( sum of residuals + mean of shortcuts ); the sum goes through a batch norm if the modules have one."""
+
+    def __init__(self, shortcuts: Sequence[SharedProjection | None], norms: Sequence[SharedBatchNorm] = ()) -> None:
+        super().__init__(shortcuts)
+        self.norms = nn.ModuleList(norms)
+
+    def forward(
+        self, layer: int, outputs: Mapping[int, tuple[Tensor, Tensor]], alive: set[int], readers: Sequence[Reader]
+    ) -> list[Tensor]:
+        """The input of every reader."""
+        residual, shortcut = self.parts(layer, outputs, alive)
+        sums = {j: reader.total(residual) for j, reader in enumerate(readers)}
+        if self.norms:
+            sums = self.norms[layer](sums, {j for j, reader in enumerate(readers) if reader.alive})
+        return [F.relu(sums[j] + reader.total(shortcut, reader.fan_in)) for j, reader in enumerate(readers)]
+
+
+class BlockTotal(JoinedBranches):
+    """The mean, or the sum, of whole blocks."""
+
+    def __init__(self, shortcuts: Sequence[SharedProjection | None], *, mean: bool) -> None:
+        super().__init__(shortcuts)
+        self.mean = mean
+
+    def forward(
+        self, layer: int, outputs: Mapping[int, tuple[Tensor, Tensor]], alive: set[int], readers: Sequence[Reader]
+    ) -> list[Tensor]:
+        """The input of every reader."""
+        residual, shortcut = self.parts(layer, outputs, alive)
+        blocks = {k: F.relu(residual[k] + shortcut[k]) for k in residual}
+        return [reader.total(blocks, reader.fan_in if self.mean else 1) for reader in readers]

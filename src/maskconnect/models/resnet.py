@@ -1,0 +1,108 @@
+"""ResNet with learned connectivity (sections 3.4 and 4.1; the ImageNet network of section 4.2).
+
+    stem      depth            blocks of a stage    widths                    shortcuts
+    cifar     6n+2             n, n, n              16, 32, 64                zero padding
+    mini      the same, after a max pool
+    imagenet  18, 34 (basic)   3, 4, 6, 3 for 34    64, 128, 256, 512         projection where the shape changes
+              50, 101, 152     3, 4, 6, 3 for 50    256, 512, 1024, 2048      (bottlenecks a quarter as wide)
+
+A block may read every block before it, whatever its stage; sources are matched by zero padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from maskconnect.core.stack import MaskedStack
+from maskconnect.models.blocks import STEMS, Classifier, Residual, ZeroPadding, basic, bottleneck, projection
+from maskconnect.models.spec import Spec
+
+BASIC = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
+BOTTLENECK = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResNetSpec(Spec):
+    """Which ResNet."""
+
+    @property
+    def stages(self) -> tuple[int, ...]:
+        """How many blocks each stage has."""
+        return self.modules_per_stage(2, BASIC | BOTTLENECK)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        assert self.stages  # checks the depth
+
+
+def build_resnet(spec: ResNetSpec) -> Classifier:
+    """The network that `spec` describes."""
+    imagenet = spec.stem == "imagenet"
+    width = 64 if imagenet else 16
+    expansion = 4 if imagenet and spec.depth in BOTTLENECK else 1
+    stem, blocks, inputs = STEMS[spec.stem](spec.in_channels, width), [], width
+    for stage, count in enumerate(spec.stages):
+        outputs = expansion * width * 2**stage
+        for block in range(count):
+            stride = 2 if stage and block == 0 else 1
+            layers = (
+                basic(inputs, outputs, stride) if expansion == 1 else bottleneck(inputs, outputs // 4, outputs, stride)
+            )
+            shortcut: nn.Module = nn.Identity()
+            if inputs != outputs:
+                shortcut = projection(inputs, outputs, stride) if imagenet else ZeroPadding(outputs, stride)
+            blocks.append(Residual(layers, shortcut))
+            inputs = outputs
+    stack = MaskedStack(
+        blocks,
+        spec.fan_in,
+        connectivity=spec.connectivity,
+        aggregation=spec.aggregation,
+        mask_init=spec.mask_init,
+        seed=spec.seed,
+    )
+    return Classifier(spec, stem, stack, inputs, spec.num_classes)
+
+
+def resnet(
+    depth: int,
+    num_classes: int,
+    fan_in: int | None = None,
+    *,
+    connectivity: str | Sequence[Any] = "learned",
+    aggregation: str = "mean",
+    stem: str = "cifar",
+    in_channels: int = 3,
+    mask_init: str | float = "uniform",
+    seed: int = 0,
+) -> Classifier:
+    """A ResNet whose blocks learn which K of the blocks before them to read: `mc.resnet(38, 100, fan_in=10)`.
+
+    Args:
+        depth: layers: 6n+2 (38, 74, 110 in the paper), or 18, 34, 50, 101, 152 with stem="imagenet".
+        num_classes: how many scores come out.
+        fan_in: K, the number of blocks that a block reads. Not needed where `connectivity` says it.
+        connectivity: "learned", "prev" (plain ResNet), "random", "full", or an explicit wiring.
+        aggregation: of what a block reads: "mean", or "sum" as the paper writes it, which explodes (D1).
+        stem: "cifar" (3x3), "mini" (3x3 and a max pool) or "imagenet" (7x7 and a max pool, bottleneck blocks).
+        in_channels: of the images.
+        mask_init: where the real masks start, as in `mc.MaskedStack`.
+        seed: of the draws and of random connectivity. The weights come from torch's own generator.
+    """
+    return build_resnet(
+        ResNetSpec(
+            depth=depth,
+            num_classes=num_classes,
+            fan_in=fan_in,
+            connectivity=connectivity,
+            aggregation=aggregation,
+            stem=stem,
+            in_channels=in_channels,
+            mask_init=mask_init,
+            seed=seed,
+        )
+    )

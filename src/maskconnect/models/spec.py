@@ -1,0 +1,59 @@
+"""What all families say of a network, checked once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from maskconnect.errors import ConfigError, integer, unknown_name
+from maskconnect.models.blocks import STEMS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """The part of a description that is the same for every family. `connectivity` is that of `mc.MaskedStack`."""
+
+    AGGREGATIONS: ClassVar[tuple[str, ...]] = ("mean", "sum")
+
+    depth: int
+    num_classes: int
+    fan_in: int | None = None
+    connectivity: str | Sequence[Any] = "learned"
+    aggregation: str = "mean"
+    stem: str = "cifar"
+    in_channels: int = 3
+    mask_init: str | float = "uniform"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("depth", "num_classes", "in_channels"):
+            positive(name, getattr(self, name))
+        if self.stem not in STEMS:
+            raise unknown_name("stem", self.stem, STEMS)
+        if self.aggregation not in self.AGGREGATIONS:
+            raise unknown_name("aggregation", self.aggregation, self.AGGREGATIONS)
+
+    def modules_per_stage(self, layers_per_block: int, imagenet: Mapping[int, tuple[int, ...]]) -> tuple[int, ...]:
+        """How many modules each stage has: n, n, n for CIFAR and Mini-ImageNet, where the depth is 3*layers*n + 2."""
+        if self.stem == "imagenet":
+            if self.depth not in imagenet:
+                known = ", ".join(map(str, imagenet))
+                raise ConfigError(f"depth is {self.depth}; with stem='imagenet' it must be one of {known}.")
+            return imagenet[self.depth]
+        unit = 3 * layers_per_block
+        n = (self.depth - 2) // unit
+        if n < 1 or self.depth != unit * n + 2:
+            near = [unit * k + 2 for k in (n, n + 1) if k > 0] or [unit + 2]
+            hint = " For an ImageNet network pass stem='imagenet'." if self.depth in imagenet else ""
+            raise ConfigError(
+                f"depth is {self.depth}; with stem={self.stem!r} it must be {unit}n+2, such as "
+                f"{' or '.join(map(str, near))}.{hint}"
+            )
+        return (n, n, n)
+
+
+def positive(name: str, found: object) -> None:
+    """`found` must be an integer of 1 or more."""
+    if integer(name, found) < 1:
+        raise ConfigError(f"{name} is {found}; it must be 1 or more.")
