@@ -44,7 +44,8 @@ def rewire(
         fan_in, connectivity, aggregation, align, seed: as in `mc.MaskedStack`.
     """
     container = _container(model, path)
-    stack = MaskedStack(
+    kind = MaskedStack if isinstance(container, nn.Sequential) else OnlyBlock
+    stack = kind(
         list(container),
         fan_in,
         connectivity=connectivity,
@@ -64,6 +65,21 @@ def rewire(
         return stack
     model.set_submodule(path, in_its_place)
     return model
+
+
+class OnlyBlock(MaskedStack):
+    """The stack that stands alone in a list where blocks were: asked for what it has not, it answers as the first did.
+
+    Models look at their first block (`self.layers[0].self_attn.batch_first` in torch's own transformer).
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith("_") or name == "blocks":
+                raise
+            return getattr(self.blocks[0], name)
 
 
 def _container(model: nn.Module, path: str) -> nn.Sequential | nn.ModuleList:
