@@ -32,7 +32,7 @@ def images(size):
 
 
 def rms(x):
-    return float(x.square().mean().sqrt())
+    return x.detach().square().mean().sqrt().item()
 
 
 @torch.no_grad()

@@ -25,7 +25,14 @@ from torch import nn
 from maskconnect.core.stack import MaskedStack
 from maskconnect.errors import ConfigError, unknown_name
 from maskconnect.models.blocks import STEMS, Classifier, bottleneck
-from maskconnect.models.branches import BlockTotal, Branch, ResidualSum, SharedBatchNorm, SharedProjection
+from maskconnect.models.branches import (
+    BlockTotal,
+    Branch,
+    JoinedBranches,
+    ResidualSum,
+    SharedBatchNorm,
+    SharedProjection,
+)
 from maskconnect.models.spec import Spec, positive
 
 IMAGENET = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
@@ -93,28 +100,29 @@ def build_resnext(spec: ResNeXtSpec) -> Classifier:
     modules, C = modules_of(spec), spec.cardinality
     stem = STEMS[spec.stem](spec.in_channels, spec.stem_width)
     shortcuts = [SharedProjection(m.inputs, m.outputs, m.stride) if m.inputs != m.outputs else None for m in modules]
-    branches = [
-        [Branch(bottleneck(m.inputs, m.width, m.outputs, m.stride, branches=C)) for _ in range(C)] for m in modules
-    ]
-    if spec.norm == "sum":
-        for branch in (b for layer in branches for b in layer):
-            del branch.residual[-1]
-    norms = [SharedBatchNorm(m.outputs) for m in modules] if spec.norm == "sum" else []
+    branches = [[Branch(residual_of(m, spec)) for _ in range(C)] for m in modules]
+    aggregation: JoinedBranches
+    if spec.aggregation == "residual":
+        aggregation = ResidualSum(shortcuts, [SharedBatchNorm(m.outputs) for m in modules if spec.norm == "sum"])
+    else:
+        aggregation = BlockTotal(shortcuts, mean=spec.aggregation == "mean")
     stack = MaskedStack(
         branches,
         spec.fan_in,
         connectivity=spec.connectivity,
-        aggregation=(
-            ResidualSum(shortcuts, norms)
-            if spec.aggregation == "residual"
-            else BlockTotal(shortcuts, mean=spec.aggregation == "mean")
-        ),
+        aggregation=aggregation,
         mask_init=spec.mask_init,
         seed=spec.seed,
     )
     if spec.aggregation == "residual" and spec.norm == "branch":
         start_scales_(branches, stack)
     return Classifier(spec, stem, stack, modules[-1].outputs, spec.num_classes)
+
+
+def residual_of(module: Module, spec: ResNeXtSpec) -> nn.Sequential:
+    """F of one branch; its last batch norm is left out where there is one over the sum of branches."""
+    layers = bottleneck(module.inputs, module.width, module.outputs, module.stride, branches=spec.cardinality)
+    return layers if spec.norm == "branch" else nn.Sequential(*list(layers)[:-1])
 
 
 def start_scales_(branches: list[list[Branch]], stack: MaskedStack) -> None:
