@@ -1,4 +1,7 @@
-"""D2 with masks of any real value, written without the stack: what the gradient of a mask must be the derivative of."""
+"""The rules of ResNeXt with masks of any real value, written without the stack.
+
+The gradient of a mask must be the derivative of these.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +42,11 @@ def relaxed_resnext(model: nn.Module, mask_LCC: Tensor, fan_in: int, x: Tensor) 
         last = layer == len(mask_LCC)
         mask_CC, divisor = (torch.ones(1, len(branches)), len(branches)) if last else (mask_LCC[layer], fan_in)
         readers = [0] if last else alive[layer + 1]
+        if spec.aggregation != "residual":  # whole blocks
+            blocks = [F.relu(f + s) for f, s in zip(residual, shortcut, strict=True)]
+            divisor = 1 if spec.aggregation == "sum" else divisor
+            inputs = [sum(m * y for m, y in zip(row, blocks, strict=True)) / divisor for row in mask_CC]
+            continue
         sums = [sum(m * y for m, y in zip(row, residual, strict=True)) for row in mask_CC]
         if spec.norm == "sum":
             sums = pooled_norm(aggregation.norms[layer].norm, sums, readers)

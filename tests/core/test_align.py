@@ -10,7 +10,9 @@ def test_the_same_shape_is_the_same_tensor():
     assert align(y, y.shape) is y
 
 
-@pytest.mark.parametrize(("found", "wanted", "stride"), [(32, 16, 2), (32, 8, 4), (7, 4, 2), (5, 3, 2), (9, 1, 9)])
+@pytest.mark.parametrize(
+    ("found", "wanted", "stride"), [(32, 16, 2), (32, 8, 4), (7, 4, 2), (5, 3, 2), (28, 4, 8), (9, 3, 4), (12, 4, 3)]
+)
 def test_larger_maps_are_subsampled_by_a_stride_and_missing_channels_are_zero(found, wanted, stride):
     y = torch.randn(2, 3, found, found)
     x = align(y, torch.Size((2, 5, wanted, wanted)))

@@ -2,9 +2,10 @@ import copy
 
 import pytest
 import torch
-from plain import PlainModule
+from plain import PlainModule, PlainResNeXt
 from relaxed import reached, relaxed_resnext
 from torch import nn
+from torch.func import replace_all_batch_norm_modules_
 from torch.nn import functional as F
 
 import maskconnect as mc
@@ -23,9 +24,9 @@ def test_parameters_are_as_many_as_in_the_paper(spec, count, stem):
     assert mc.count_parameters(model) == (count, (modules - 1) * cardinality**2)
 
 
-# The counts of torchvision's documentation for resnext50_32x4d and resnext101_64x4d; of {101,4,32} it has none.
+# Those of {50,4,32} and {101,4,64} are the counts of torchvision's documentation.
 @pytest.mark.parametrize(
-    ("spec", "published"), [((50, 4, 32), 25_028_904), ((101, 4, 32), None), ((101, 4, 64), 83_455_272)]
+    ("spec", "published"), [((50, 4, 32), 25_028_904), ((101, 4, 32), 44_177_704), ((101, 4, 64), 83_455_272)]
 )
 def test_imagenet_networks_have_the_published_size_and_a_norm_for_each_branch_adds_to_it(spec, published):
     depth, _, cardinality = spec
@@ -34,7 +35,10 @@ def test_imagenet_networks_have_the_published_size_and_a_norm_for_each_branch_ad
             mc.resnext(*spec, 1000, fan_in=cardinality // 2, stem="imagenet", norm=norm) for norm in ("sum", "branch")
         ]
     found, with_branches = (mc.count_parameters(model).weights for model in models)
-    assert published in (found, None)
+    stages = {50: [3, 4, 6, 3], 101: [3, 4, 23, 3]}[depth]
+    with torch.device("meta"):
+        plain = PlainResNeXt("imagenet", stages, 4, cardinality, 1000, "sum", 64)
+    assert found == published == sum(p.numel() for p in plain.parameters())
     outputs = {50: 3 * 256 + 4 * 512 + 6 * 1024 + 3 * 2048, 101: 3 * 256 + 4 * 512 + 23 * 1024 + 3 * 2048}[depth]
     assert with_branches - found == 2 * (cardinality - 1) * outputs  # a scale and a bias for C norms instead of one
 
@@ -49,10 +53,12 @@ def test_every_fan_in_runs_forward_and_backward_with_the_same_parameters(fan_in,
     assert mc.count_parameters(model).weights == 283_572 - (norm == "sum") * 2 * 7 * 2 * (64 + 128 + 256)
 
 
-@pytest.mark.parametrize("norm", ["branch", "sum"])
+@pytest.mark.parametrize(
+    ("aggregation", "norm"), [("residual", "branch"), ("residual", "sum"), ("mean", "branch"), ("sum", "branch")]
+)
 @pytest.mark.parametrize("fan_in", [1, 3])
-def test_masks_and_weights_get_the_derivative_of_the_relaxed_rule(norm, fan_in):
-    model = mc.resnext(20, 4, 5, 10, fan_in=fan_in, norm=norm, seed=3).double()
+def test_masks_and_weights_get_the_derivative_of_the_relaxed_rule(aggregation, norm, fan_in):
+    model = mc.resnext(20, 4, 5, 10, fan_in=fan_in, aggregation=aggregation, norm=norm, seed=3).double()
     x, labels = torch.randn(3, 3, 8, 8).double(), torch.arange(3)
     scores = model(x)
     F.cross_entropy(scores, labels).backward()
@@ -113,6 +119,9 @@ def test_the_last_norm_of_a_branch_starts_at_one_over_the_fan_in_of_its_readers(
     model = mc.resnext(20, 4, 8, 10, fan_in=4)
     starts = [{w for b in layer for w in b.residual[-1].weight.tolist()} for layer in model.stack.blocks]
     assert starts == [{0.25}] * 5 + [{0.125}]
+    model = mc.resnext(11, 4, 2, 10, connectivity=[[[], []], [[0], [0, 1]], [[0, 1], [0, 1]]])
+    starts = [{w for b in layer for w in b.residual[-1].weight.tolist()} for layer in model.stack.blocks]
+    assert [max(start) for start in starts] == pytest.approx([1 / 1.5, 0.5, 0.5])
     published = mc.resnext(20, 4, 8, 10, fan_in=4, norm="sum")
     assert all((n.norm.weight == 1).all() for n in published.stack.aggregation.norms)
 
@@ -168,7 +177,11 @@ def test_a_frozen_network_is_the_one_with_its_wiring_given():
 def test_a_frozen_network_compiles_and_exports():
     model = mc.resnext(20, 4, 4, 10, fan_in=1, connectivity="random").eval()
     x = torch.randn(2, 3, 8, 8)
-    torch.testing.assert_close(torch.export.export(model, (x,)).module()(x), model(x))
+    batch = {"x": {0: torch.export.Dim("batch", min=1, max=64)}}
+    for network in (model, mc.resnet(20, 10, 3, connectivity="random").eval()):
+        exported = torch.export.export(network, (x,), dynamic_shapes=batch).module()
+        more = torch.randn(5, 3, 8, 8)
+        torch.testing.assert_close(exported(more), network(more))
     torch.testing.assert_close(torch.compile(model, backend="eager", fullgraph=True)(x), model(x))
 
 
@@ -197,6 +210,7 @@ def test_a_spec_builds_the_same_network():
         ({"depth": 1}, "such as 11"),
         ({"norm": "branhc"}, "Did you mean 'branch'"),
         ({"stem": "imagnet"}, "Did you mean 'imagenet'"),
+        ({"stem": ["cifar"]}, r"stem is \['cifar'\]; it must be one of cifar, mini, imagenet"),
         ({"aggregation": "residuals"}, "Did you mean 'residual'"),
         ({"norm": "sum", "aggregation": "mean"}, "norm='sum' normalises the sum of residuals"),
         ({"width": 0}, "width is 0; it must be 1 or more"),
@@ -214,6 +228,21 @@ def test_mistakes_are_one_sentence(options, said):
     with pytest.raises(mc.MaskConnectError, match=said) as error:
         mc.resnext(**arguments)
     assert "\n" not in str(error.value)
+
+
+def test_a_spec_keeps_the_wiring_that_it_was_given():
+    wiring = [[[], []], [[0], [0, 1]], [[0, 1], [1]]]
+    spec = ResNeXtSpec(depth=11, width=4, cardinality=2, num_classes=10, connectivity=wiring)
+    wiring[1][0].append(1)
+    assert mc.wiring_of(build(spec))[1] == [[0], [0, 1]]
+    assert isinstance(hash(spec), int)
+
+
+@pytest.mark.parametrize("change", [nn.SyncBatchNorm.convert_sync_batchnorm, replace_all_batch_norm_modules_])
+def test_another_kind_of_norm_where_branches_share_one_is_an_error(change):
+    model = change(mc.resnext(20, 4, 2, 10, fan_in=1))
+    with pytest.raises(mc.ConfigError, match=r"it must stay the nn\.BatchNorm2d that it was"):
+        model.eval()(torch.randn(2, 3, 8, 8))
 
 
 class TestSharedBatchNorm:

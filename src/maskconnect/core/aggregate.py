@@ -29,7 +29,7 @@ def total(sources: Sequence[Tensor], divisor: int) -> Tensor:
     for y in others[1:]:
         x += y
     if divisor > 1:
-        x /= divisor
+        x = x / divisor if x.is_nested else x.div_(divisor)
     return x.to(dtype)
 
 

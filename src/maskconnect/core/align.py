@@ -25,6 +25,11 @@ def align(source: Tensor, shape: Size) -> Tensor | None:
 
 
 def _stride(found: int, wanted: int) -> int:
-    """The stride that leaves `wanted` of `found` positions, or 0 where there is none."""
-    stride = -(-found // wanted) if wanted else 0
-    return stride if stride and -(-found // stride) == wanted else 0
+    """A stride that leaves `wanted` of `found` positions, or 0 where there is none.
+
+    A power of two where one does, because that is what several layers of stride 2 in between amount to.
+    """
+    if not wanted:
+        return 0
+    powers = (2**k for k in range(20))
+    return next((s for s in (*powers, -(-found // wanted)) if -(-found // s) == wanted), 0)

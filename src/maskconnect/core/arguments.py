@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from numbers import Real
 from typing import Any
 
 from torch import nn
@@ -28,8 +29,7 @@ def decay_of(mask_init: Any) -> float:
     """How much less likely each candidate starts than the next nearer one: not at all, or as `mask_init` says."""
     if isinstance(mask_init, str) and mask_init == "uniform":
         return 1.0
-    number = hasattr(mask_init, "__float__") and not isinstance(mask_init, bool | str)
-    if not number or not 0 < float(mask_init) <= 1:
+    if not isinstance(mask_init, Real) or isinstance(mask_init, bool) or not 0 < float(mask_init) <= 1:
         raise ConfigError(f"mask_init is {mask_init!r}; it must be 'uniform', or a number above 0 and up to 1.")
     return float(mask_init)
 

@@ -55,26 +55,13 @@ class ForwardPass:
                     if layer == 1 and self.second is None:
                         self.second = read
                     if number == len(self.modules) - 1:
-                        read = self.reaching_idle_parameters(read)
+                        read = reaching_idle_parameters(read, self.modules, make.masks.alive)
                     outputs.append(module(read, *args, **kwargs))
         if key is not None and known is None and not all(make.masks.alive):
             if len(self.shapes) >= MOST_SHAPES:
                 self.shapes.clear()
             self.shapes[key] = outputs.shapes()
         return make.output(outputs)
-
-    def reaching_idle_parameters(self, x: Any) -> Any:
-        """x, through which the parameters of modules that nothing reads get a gradient of zero, not None (D14)."""
-        if not torch.is_grad_enabled() or all(self.inputs.masks.alive):
-            return x
-        idle = [module for module, alive in zip(self.modules, self.inputs.masks.alive, strict=True) if not alive]
-        parameters = [p for module in idle for p in module.parameters() if p.requires_grad]
-        leaves, tree = tree_flatten(x)
-        for i, leaf in enumerate(leaves):
-            if parameters and isinstance(leaf, Tensor) and leaf.is_floating_point():
-                leaves[i] = with_zero_gradient(leaf, parameters)
-                return tree_unflatten(leaves, tree)
-        return x
 
     @contextmanager
     def without_trace(self, module: nn.Module) -> Iterator[None]:
@@ -94,7 +81,23 @@ class ForwardPass:
 
     def shape_key(self, inputs: Any) -> tuple[Any, ...] | None:
         """What the output shapes depend on, where they can be looked up: not while learning, when every module runs."""
-        if self.inputs.rows is not None or torch.compiler.is_compiling():
+        leaves = tree_leaves(inputs)
+        nested = any(isinstance(leaf, Tensor) and leaf.is_nested for leaf in leaves)
+        if self.inputs.rows is not None or nested or torch.compiler.is_compiling():
             return None
-        key = tuple(leaf.shape if isinstance(leaf, Tensor) else leaf for leaf in tree_leaves(inputs))
+        key = tuple(leaf.shape if isinstance(leaf, Tensor) else leaf for leaf in leaves)
         return key if all(isinstance(leaf, Hashable) for leaf in key) else None
+
+
+def reaching_idle_parameters(x: Any, modules: Sequence[nn.Module], alive: Sequence[bool]) -> Any:
+    """x, through which the parameters of modules that nothing reads get a gradient of zero, not None (D14)."""
+    if not torch.is_grad_enabled() or all(alive):
+        return x
+    idle = [module for module, on in zip(modules, alive, strict=True) if not on]
+    parameters = [p for module in idle for p in module.parameters() if p.requires_grad]
+    leaves, tree = tree_flatten(x)
+    for i, leaf in enumerate(leaves):
+        if parameters and isinstance(leaf, Tensor) and leaf.is_floating_point():
+            leaves[i] = with_zero_gradient(leaf, parameters)
+            return tree_unflatten(leaves, tree)
+    return x

@@ -18,20 +18,20 @@ class GrowthWatch:
     def __init__(self) -> None:
         self._passes, self._warned = 0, False
 
-    def look(self, first: Any, last: Any, aggregation: object) -> None:
+    def look(self, first: Any, last: Any) -> None:
         """Compare what the second layer read with the output of the stack."""
         if torch.compiler.is_compiling() or self._warned or not (_has_values(first) and _has_values(last)):
             return
         self._passes += 1
         if self._passes & (self._passes - 1):
             return
-        growth = _scale(last) / max(_scale(first), 1e-30)
+        start = _scale(first)
+        growth = _scale(last) / start if start else 0.0
         if growth > TOO_MUCH or not math.isfinite(growth):
             self._warned = True
-            advice = " Use aggregation='mean'." if aggregation == "sum" else ""
             warnings.warn(
                 f"activations grow {growth:.1e} times from the first module to the last, more than {TOO_MUCH:.0e}: "
-                f"training will hardly work.{advice}",
+                "training will hardly work. With aggregation='sum', use another.",
                 stacklevel=5,
             )
 
@@ -52,4 +52,4 @@ def _has_values(x: Any) -> bool:
 
 def _scale(x: Tensor) -> float:
     """The root mean square."""
-    return float(x.detach().double().square().mean().sqrt())
+    return float(x.detach().float().square().mean().sqrt())

@@ -13,7 +13,7 @@ from maskconnect.core.wiring import Layout
 from maskconnect.errors import ConnectivityError
 
 Shapes = list[Size | None]
-"""The output shape of every module; None of what is not a tensor."""
+"""The output shape of every module; None of what is not a tensor, and of nested tensors."""
 
 
 @dataclass
@@ -83,4 +83,4 @@ class Outputs:
 
 
 def _shape(y: Any) -> Size | None:
-    return y.shape if isinstance(y, Tensor) else None
+    return y.shape if isinstance(y, Tensor) and not y.is_nested else None

@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Size, Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from maskconnect.core.stack import MaskedStack
+from maskconnect.core.taps import TappedStack
 from maskconnect.errors import ConfigError
 
 CLOSE = 0.01
@@ -30,22 +32,21 @@ def rewire(
 
         mc.rewire(vit, "encoder.layers", fan_in=2)
 
-    The model is changed in place and returned; its weights, their gradients, hooks and devices stay. Load a checkpoint
-    of the old model before, not after: the names of the blocks in the `state_dict` change. With `connectivity="prev"`
-    the model computes what it did, to the bit.
+    The model is changed in place and returned; blocks, weights and devices stay. Load a checkpoint of the old model
+    before, not after: the names of the blocks in the `state_dict` change. With `connectivity="prev"` the model computes
+    what it did, to the bit.
 
     Args:
         model: any model.
-        path: the name of an `nn.Sequential`, or of an `nn.ModuleList` that the model runs from first to last, each
-            block on the output of the one before; "" for a model that is one itself. A block may take further
-            arguments; all blocks get those of the call.
+        path: the name of an `nn.Sequential` or an `nn.ModuleList` of blocks that the model runs from first to last; ""
+            for a model that is one itself. What the model hands from a block to the next may be read by all later ones
+            too; what it does in between, and further arguments of the blocks, stay as they are.
         mask_init: where the masks start, as in `mc.MaskedStack`: near the old wiring, because uniform masks wreck a
             trained network.
         fan_in, connectivity, aggregation, align, seed: as in `mc.MaskedStack`.
     """
     container = _container(model, path)
-    kind = MaskedStack if isinstance(container, nn.Sequential) else OnlyBlock
-    stack = kind(
+    stack = TappedStack(
         list(container),
         fan_in,
         connectivity=connectivity,
@@ -57,52 +58,51 @@ def rewire(
     like = next((p for p in container.parameters() if p.is_floating_point()), None)
     if like is not None:
         stack.masks.to(like)
-    # What a model does with a list of modules it also does with a list of one.
-    in_its_place = stack if isinstance(container, nn.Sequential) else nn.ModuleList([stack])
-    for part in (in_its_place, stack, stack.blocks, stack.masks):
+    for part in (stack, stack.blocks, stack.masks):
         part.training = container.training  # but the blocks stay in the mode that they are in
     if path == "":
         return stack
-    model.set_submodule(path, in_its_place)
+    for name, part in list(model.named_modules(remove_duplicate=False)):
+        if part is container:  # perhaps under several names
+            model.set_submodule(name, stack)
     return model
-
-
-class OnlyBlock(MaskedStack):
-    """The stack that stands alone in a list where blocks were: asked for what it has not, it answers as the first did.
-
-    Models look at their first block (`self.layers[0].self_attn.batch_first` in torch's own transformer).
-    """
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name.startswith("_") or name == "blocks":
-                raise
-            return getattr(self.blocks[0], name)
 
 
 def _container(model: nn.Module, path: str) -> nn.Sequential | nn.ModuleList:
     """The list of blocks at `path`, if a stack can take its place."""
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model is a {type(model).__name__}; it must be an nn.Module.")
+    if any(isinstance(part, DistributedDataParallel) for part in model.modules()):
+        raise ConfigError(
+            "DistributedDataParallel would not know of the masks, and they would differ from process to process; "
+            "call mc.rewire(model.module, ...), then wrap it anew."
+        )
     if not isinstance(path, str):
-        raise ConfigError(f"path is {path!r}; it must be the name of a list of blocks. {_lists(model)}")
-    parts = dict(model.named_modules())
-    if path not in parts:
+        raise ConfigError(f"path is {path!r}; it must be the name of a list of blocks. {_hint(model)}")
+    parts = dict(model.named_modules(remove_duplicate=False))
+    found = parts.get(path)
+    if found is None:
         near = difflib.get_close_matches(path, parts, n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else _lists(model)
+        hint = f"Did you mean {near[0]!r}?" if near else _hint(model)
         raise ConfigError(f"there is no {path!r} in this {type(model).__name__}. {hint}")
-    found = parts[path]
+    above = [parts[path[:end]] for end, letter in enumerate(path) if letter == "."]
+    if isinstance(found, MaskedStack) or _is_inside(above, found):
+        raise ConfigError(f"{path!r} is a MaskedStack already, or a part of one.")
     if not isinstance(found, nn.Sequential | nn.ModuleList):
         raise ConfigError(
-            f"{path!r} is a {type(found).__name__}; it must be an nn.Sequential or an nn.ModuleList. {_lists(model)}"
+            f"{path!r} is a {type(found).__name__}; it must be an nn.Sequential or an nn.ModuleList. {_hint(model)}"
         )
     if path == "" and isinstance(found, nn.ModuleList):
         raise ConfigError("the model is itself an nn.ModuleList, which computes nothing; use mc.MaskedStack(model).")
     if len(found) < 2:
         raise ConfigError(f"{path!r} has {len(found)} blocks; to wire them anew takes at least 2.")
-    if type(found).forward not in (nn.Sequential.forward, nn.ModuleList.forward):
+    for number, block in enumerate(found):
+        if isinstance(block, nn.ModuleList | nn.ModuleDict):
+            raise ConfigError(
+                f"block {number} of {path!r} is a {type(block).__name__}, which computes nothing by itself."
+            )
+    own = type(found).forward not in (nn.Sequential.forward, nn.ModuleList.forward) or "forward" in vars(found)
+    if own:
         raise ConfigError(
             f"{path!r} is a {type(found).__name__} with a forward of its own, which a stack would not run."
         )
@@ -111,11 +111,25 @@ def _container(model: nn.Module, path: str) -> nn.Sequential | nn.ModuleList:
     return found
 
 
-def _lists(model: nn.Module) -> str:
-    """Which lists of blocks a model has; those inside of other lists are left out."""
+def _is_inside(above: Sequence[nn.Module], found: nn.Module) -> bool:
+    """Whether `found` is what a stack itself is made of, and not only inside of one of its blocks."""
+    stacks = [part for part in above if isinstance(part, MaskedStack)]
+    if not stacks:
+        return False
+    blocks = {id(part) for block in stacks[-1].flat() for part in block.modules()}
+    return id(found) not in blocks or any(found is block for block in stacks[-1].flat())
+
+
+def _hint(model: nn.Module) -> str:
+    """Which lists of blocks a model has; those inside of other lists, and of stacks, are left out."""
     names: list[str] = []
+    taken: list[str] = []
     for name, part in model.named_modules():
-        inside = any(name.startswith(f"{other}.") for other in names)
-        if isinstance(part, nn.Sequential | nn.ModuleList) and len(part) > 1 and not inside:
+        if any(name.startswith(f"{other}." if other else "") for other in taken):
+            continue
+        if isinstance(part, MaskedStack):
+            taken.append(name)
+        elif isinstance(part, nn.Sequential | nn.ModuleList) and len(part) > 1:
             names.append(name)
+            taken.append(name)
     return f"Lists of blocks in this model: {', '.join(map(repr, names)) or 'none'}."

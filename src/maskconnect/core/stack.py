@@ -82,15 +82,20 @@ class MaskedStack(nn.Module):
 
     def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """Run the modules in order, each on the aggregate of its active sources; extra arguments go to all."""
+        inputs = self.begin()
+        run = ForwardPass(modules=self.flat(), inputs=inputs, align=self.align, shapes=self._shapes)
+        output = run(x, *args, **kwargs)
+        self.end(inputs, run.second, output)
+        return output
+
+    def begin(self) -> Inputs:
+        """Begin a forward pass: draw masks, or take those that hold."""
         learning = self.learning
-        rerun = learning and backward_pass() is not None
-        if rerun:
-            masks = self._in_flight.recall()
-        elif learning:
-            masks = self.masks.draw()
-        else:
+        if not learning:
             masks = self.masks.settled()
-        inputs = Inputs(
+        else:
+            masks = self.masks.draw() if backward_pass() is None else self._in_flight.recall()
+        return Inputs(
             layout=self.layout,
             candidates=self.masks.candidates,
             masks=masks,
@@ -98,14 +103,14 @@ class MaskedStack(nn.Module):
             rows=self.masks.rows(masks) if learning else None,
             aggregation=self.aggregation,
         )
-        run = ForwardPass(modules=self.flat(), inputs=inputs, align=self.align, shapes=self._shapes)
-        output = run(x, *args, **kwargs)
-        if learning and not rerun:
+
+    def end(self, inputs: Inputs, second: Any, output: Any) -> None:
+        """End a forward pass: remember its masks, and look at how activations grow from the second layer's input on."""
+        if inputs.rows is not None and backward_pass() is None:
             tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
-            self._in_flight.remember(masks, tensors)
+            self._in_flight.remember(inputs.masks, tensors)
         if self.training:
-            self._growth.look(run.second, output, self.aggregation)
-        return output
+            self._growth.look(second, output)
 
     def flat(self) -> list[nn.Module]:
         """All modules, in the order in which they run."""

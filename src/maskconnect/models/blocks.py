@@ -66,7 +66,7 @@ class ZeroPadding(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x, smaller and deeper."""
         size = [-(-length // self.stride) for length in x.shape[2:]]
-        y = align(x, torch.Size([len(x), self.channels, *size]))
+        y = align(x, torch.Size([x.shape[0], self.channels, *size]))
         assert y is not None
         return y
 

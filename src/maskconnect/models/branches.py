@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from maskconnect.core.layerwise import LayerAggregation, Reader
+from maskconnect.errors import ConfigError
 from maskconnect.models.blocks import conv
 
 Branches = Mapping[int, Tensor]
@@ -48,6 +49,11 @@ class SharedBatchNorm(nn.Module):
     def forward(self, xs: Mapping[int, Tensor], alive: set[int]) -> dict[int, Tensor]:
         """Every branch, normalised."""
         norm = self.norm
+        if type(norm) is not nn.BatchNorm2d or not norm.track_running_stats or norm.weight is None:
+            raise ConfigError(
+                f"the batch norm that branches share has become a {type(norm).__name__}, or lost its statistics or its "
+                "scale; it must stay the nn.BatchNorm2d that it was."
+            )
         if not norm.training:
             return {k: norm(x) for k, x in xs.items()}
         live = [k for k in xs if k in alive]

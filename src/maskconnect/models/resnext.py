@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from maskconnect.core.stack import MaskedStack
-from maskconnect.errors import ConfigError, unknown_name
+from maskconnect.errors import ConfigError
 from maskconnect.models.blocks import STEMS, Classifier, bottleneck
 from maskconnect.models.branches import (
     BlockTotal,
@@ -33,7 +33,7 @@ from maskconnect.models.branches import (
     SharedBatchNorm,
     SharedProjection,
 )
-from maskconnect.models.spec import Spec, positive
+from maskconnect.models.spec import Spec, one_of, positive
 
 IMAGENET = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 NORMS = ("branch", "sum")
@@ -54,8 +54,7 @@ class ResNeXtSpec(Spec):
         super().__post_init__()
         positive("width", self.width)
         positive("cardinality", self.cardinality)
-        if self.norm not in NORMS:
-            raise unknown_name("norm", self.norm, NORMS)
+        one_of("norm", self.norm, NORMS)
         if self.norm == "sum" and self.aggregation != "residual":
             raise ConfigError(
                 f"norm='sum' normalises the sum of residuals, which aggregation={self.aggregation!r} does not form; "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -29,10 +29,9 @@ class Spec:
     def __post_init__(self) -> None:
         for name in ("depth", "num_classes", "in_channels"):
             positive(name, getattr(self, name))
-        if self.stem not in STEMS:
-            raise unknown_name("stem", self.stem, STEMS)
-        if self.aggregation not in self.AGGREGATIONS:
-            raise unknown_name("aggregation", self.aggregation, self.AGGREGATIONS)
+        one_of("stem", self.stem, STEMS)
+        one_of("aggregation", self.aggregation, self.AGGREGATIONS)
+        object.__setattr__(self, "connectivity", _unchanging(self.connectivity))
 
     def modules_per_stage(self, layers_per_block: int, imagenet: Mapping[int, tuple[int, ...]]) -> tuple[int, ...]:
         """How many modules each stage has: n, n, n for CIFAR and Mini-ImageNet, where the depth is 3*layers*n + 2."""
@@ -51,6 +50,17 @@ class Spec:
                 f"{' or '.join(map(str, near))}.{hint}"
             )
         return (n, n, n)
+
+
+def one_of(name: str, found: object, known: Iterable[str]) -> None:
+    """`found` must be one of the names."""
+    if not isinstance(found, str) or found not in known:
+        raise unknown_name(name, found, known)
+
+
+def _unchanging(wiring: Any) -> Any:
+    """A wiring as tuples, which nobody can change behind the spec's back."""
+    return tuple(map(_unchanging, wiring)) if isinstance(wiring, Sequence) and not isinstance(wiring, str) else wiring
 
 
 def positive(name: str, found: object) -> None:
