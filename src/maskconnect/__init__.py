@@ -7,7 +7,7 @@ from maskconnect.core.count import count_parameters
 from maskconnect.core.loop import attach, freeze, param_groups, wiring_of
 from maskconnect.core.rewire import rewire
 from maskconnect.core.stack import MaskedStack
-from maskconnect.errors import CheckpointError, ConfigError, ConnectivityError, MaskConnectError
+from maskconnect.errors import CheckpointError, ConfigError, ConnectivityError, DataError, MaskConnectError
 from maskconnect.models import resnet, resnext
 
 __version__ = "0.1.0"
@@ -16,6 +16,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "ConnectivityError",
+    "DataError",
     "MaskConnectError",
     "MaskedStack",
     "attach",

@@ -21,6 +21,10 @@ class ConnectivityError(MaskConnectError):
     """A wiring, a mask or a pair of shapes that does not fit the network."""
 
 
+class DataError(MaskConnectError):
+    """Data that is missing, damaged, or not what its name says."""
+
+
 class CheckpointError(MaskConnectError):
     """A saved state that belongs to another network."""
 

@@ -1,0 +1,202 @@
+"""`maskconnect data ...`: which data sets there are, get them, check them."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from maskconnect.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from maskconnect.data.sets import Images
+
+Report = dict[str, Any]
+WITH_SUMS = ("cifar10", "cifar100")
+"""The sets whose files `load` compares with published checksums."""
+
+MOST_COUNTS = 20
+"""Up to how many classes each is counted in text; in JSON all are."""
+
+LINE_EVERY = 5.0
+"""Seconds between lines that say how far a thing is, where there is no terminal for a bar."""
+
+
+def add_to(commands: argparse._SubParsersAction[Any]) -> None:
+    """Add `data` and its verbs to the command line."""
+    about = "list, fetch and check data sets"
+    parser = commands.add_parser(
+        "data",
+        help=about,
+        description=f"{about.capitalize()}.",
+        epilog="example:\n  maskconnect data check cifar10 data",
+    )
+    verbs = parser.add_subparsers(metavar="VERB", required=True, title="verbs")
+    _verb(verbs, "list", list_sets, "the data sets, and how to get them", "list")
+
+    verb = _verb(verbs, "check", check, "load a set and say what is in it", "check cifar100 data --labels coarse")
+    verb.add_argument("name", metavar="NAME", help="a data set; see: maskconnect data list")
+    verb.add_argument("root", metavar="DIR", type=Path, nargs="?", help="where it is; digits need none")
+    verb.add_argument("--labels", choices=("fine", "coarse"), default="fine", help="of cifar100 (default: fine)")
+    verb.add_argument("--unverified", action="store_true", help="accept files without their published checksums")
+    verb.add_argument("--json", action="store_true", help="print JSON")
+
+    verb = _verb(verbs, "fetch", fetch_set, "get a set from where it is published", "fetch cifar10 data")
+    verb.add_argument("name", metavar="NAME", help="cifar10, cifar100 or fashion-mnist")
+    verb.add_argument("dest", metavar="DIR", type=Path, nargs="?", help="the folder to put it into")
+
+    verb = _verb(
+        verbs, "build-mini", build, "make mini-ImageNet out of ImageNet", "build-mini /data/imagenet mini --seed 1"
+    )
+    verb.add_argument("imagenet", metavar="IMAGENET", type=Path, help="the folder that ImageNet's train/ is in")
+    verb.add_argument("dest", metavar="DIR", type=Path, help="a new folder")
+    verb.add_argument("--seed", type=int, default=0, metavar="N", help="which classes and images (default: 0)")
+
+
+def list_sets(args: argparse.Namespace) -> None:
+    """Print the data sets, what they are, and how to get them."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from maskconnect.data.catalog import ABOUT
+    from maskconnect.data.fetch import SOURCES
+
+    how = {
+        "digits": "pip install 'maskconnect[data]'",
+        "mini-imagenet": "maskconnect data build-mini IMAGENET DIR",
+        "imagenet": "register at https://image-net.org/download",
+        "folder": "your own",
+    }
+    how |= {name: f"maskconnect data fetch {name} DIR" for name in SOURCES}
+    table = Table("name", "what it is", "how to get it", box=None, pad_edge=False)
+    for name, about in ABOUT.items():
+        table.add_row(name, about, how[name])
+    console = Console(width=None if sys.stdout.isatty() else 200, markup=False)
+    with console.capture() as shown:
+        console.print(table)
+    print("\n".join(line.rstrip() for line in shown.get().splitlines()))
+
+
+def check(args: argparse.Namespace) -> None:
+    """Load a set, print what is in it, and end with an error if a file of it cannot be read."""
+    from maskconnect.data.catalog import load
+    from maskconnect.data.folder import unreadable
+    from maskconnect.data.sets import Files
+
+    splits = load(args.name, args.root, labels=args.labels, verified=not args.unverified)
+    summed = args.name in WITH_SUMS and not args.unverified
+    report: Report = {"name": args.name, "train": _summary(splits.train), "test": _summary(splits.test)}
+    report |= {"checksums": "as published" if summed else "not checked", "unreadable": []}
+    for part, images in (("train", splits.train), ("test", splits.test)):
+        if isinstance(images, Files):
+            with _progress(f"{part} files") as progress:
+                report["unreadable"] += unreadable(images, progress=progress)
+    print(json.dumps(report, indent=2) if args.json else _as_text(report))
+    if report["unreadable"]:
+        found, total = len(report["unreadable"]), len(splits.train) + len(splits.test)
+        raise DataError(
+            f"{found:,} of the {total:,} files in {args.root} cannot be read; get them anew, or remove them."
+        )
+
+
+def fetch_set(args: argparse.Namespace) -> None:
+    """Get a set from where it is published."""
+    from maskconnect.data.fetch import SOURCES, fetch
+
+    if args.dest is None and args.name in SOURCES:
+        raise ConfigError(f"DIR is missing; name the folder to put it into: maskconnect data fetch {args.name} data")
+    with _progress(args.name, scale=1e6, unit=" MB") as progress:
+        fetch(args.name, args.dest or Path(), progress=progress, say=print)
+
+
+def build(args: argparse.Namespace) -> None:
+    """Make mini-ImageNet out of ImageNet."""
+    from maskconnect.data.mini import build_mini
+
+    with _progress("images") as progress:
+        made = build_mini(args.imagenet.expanduser(), args.dest.expanduser(), seed=args.seed, progress=progress)
+    print(f"mini-imagenet is in {made}; what each image was made from is in {made / 'manifest.json'}.")
+
+
+def _verb(
+    verbs: argparse._SubParsersAction[Any],
+    name: str,
+    run: Callable[[argparse.Namespace], None],
+    about: str,
+    example: str,
+) -> argparse.ArgumentParser:
+    text = f"{about[0].upper()}{about[1:]}."
+    verb = verbs.add_parser(name, help=about, description=text, epilog=f"example:\n  maskconnect data {example}")
+    assert isinstance(verb, argparse.ArgumentParser)
+    verb.set_defaults(run=run)
+    return verb
+
+
+def _summary(images: Images) -> Report:
+    """How many images and classes there are; the first of the smallest classes, and of the largest."""
+    from maskconnect.data.sets import Arrays
+
+    counts = images.labels.bincount(minlength=len(images.classes)).tolist()
+    ends = {
+        end: {"class": images.classes[counts.index(count)], "images": count}
+        for end, count in (("smallest", min(counts)), ("largest", max(counts)))
+    }
+    shape = list(images.images.shape[1:]) if isinstance(images, Arrays) else None
+    of_class = dict(zip(images.classes, counts, strict=True))
+    return {"images": len(images), "classes": len(counts), **ends, "shape": shape, "counts": of_class}
+
+
+def _as_text(report: Report) -> str:
+    lines = [report["name"]]
+    for part in ("train", "test"):
+        found = report[part]
+        low, high = found["smallest"], found["largest"]
+        spread = f"{low['images']:,} ({low['class']}) to {high['images']:,} ({high['class']}) a class"
+        if low["images"] == high["images"]:
+            spread = f"{low['images']:,} a class"
+        lines.append(f"  {part + ':':<11}{found['images']:,} images, {found['classes']:,} classes, {spread}")
+        if low["images"] < high["images"] and found["classes"] <= MOST_COUNTS:
+            lines.append(" " * 13 + ", ".join(f"{name} {count:,}" for name, count in found["counts"].items()))
+    if report["train"]["shape"]:
+        lines.append(f"  {'image:':<11}{' x '.join(map(str, report['train']['shape']))}")
+    lines.append(f"  {'checksums:':<11}{report['checksums']}")
+    lines += [f"  unreadable: {name}" for name in report["unreadable"]]
+    return "\n".join(lines)
+
+
+@contextlib.contextmanager
+def _progress(what: str, *, scale: float = 1, unit: str = "") -> Iterator[Callable[[int, int | None], None]]:
+    """How far a thing is, called with what is done and the whole: a bar on a terminal, else lines now and then."""
+    if not sys.stderr.isatty():
+        yield _lines(what, scale, unit)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[far]}"), TimeRemainingColumn())
+    console = Console(stderr=True, markup=False)
+    with Progress(*columns, console=console, transient=True, redirect_stdout=sys.stdout.isatty()) as bar:
+        task = bar.add_task(what, total=None, far="")
+        yield lambda done, total: bar.update(task, completed=done, total=total, far=_far(done, total, scale, unit))
+
+
+def _lines(what: str, scale: float, unit: str) -> Callable[[int, int | None], None]:
+    last = time.monotonic()
+
+    def show(done: int, total: int | None) -> None:
+        nonlocal last
+        if done == total or time.monotonic() - last > LINE_EVERY:
+            last = time.monotonic()
+            print(f"{what}: {_far(done, total, scale, unit)}", file=sys.stderr, flush=True)
+
+    return show
+
+
+def _far(done: int, total: int | None, scale: float, unit: str) -> str:
+    whole = f" of {total / scale:,.0f}" if total is not None else ""
+    return f"{done / scale:,.0f}{whole}{unit}"

@@ -1,0 +1,104 @@
+"""The command `maskconnect`: find the verb, run it, and turn what goes wrong into one line and an exit code.
+
+0 all is well, 2 a mistake that the user can mend, 130 Ctrl-C, 143 SIGTERM, 141 nobody reads the output any more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, NoReturn
+
+from maskconnect import __version__
+from maskconnect.cli import data
+from maskconnect.errors import ConfigError, MaskConnectError, unknown_name
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose mistakes are errors like all of ours, with the nearest right name."""
+
+    def __init__(self, **options: Any) -> None:
+        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse would print."""
+        raise ConfigError(f"{message}; see: {self.prog} --help")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            what = action.option_strings[0] if action.option_strings else f"the {str(action.metavar).lower()}"
+            raise unknown_name(what, value, map(str, action.choices))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of files may be no text at all
+    try:
+        with _sigterm_raises(), contextlib.suppress(SystemExit):  # with which argparse ends after help and version
+            args = _parser().parse_args(argv)
+            args.run(args)
+        sys.stdout.flush()
+        return 0
+    except MaskConnectError as error:
+        return _fail(2, f"error: {error}")
+    except KeyboardInterrupt:
+        return _fail(130, "interrupted")
+    except _TerminatedError:
+        return _fail(143, "terminated")
+    except BrokenPipeError:
+        # Python would flush once more at its end, and complain.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:
+        return _fail(2, f"error: {error.filename or 'the system'}: {error.strerror or error}; mend that and try again.")
+
+
+class _TerminatedError(BaseException):
+    """SIGTERM came; raised so that whatever is under way cleans up behind itself."""
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="maskconnect",
+        description="Learn which modules of a network feed which others.",
+        epilog="example:\n  maskconnect data list",
+    )
+    parser.add_argument("--version", action="version", version=f"maskconnect {__version__}")
+    verbs = parser.add_subparsers(metavar="COMMAND", required=True, title="commands")
+    data.add_to(verbs)
+    return parser
+
+
+@contextlib.contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():  # only there may handlers be set
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _raise_terminated)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _raise_terminated(number: int, frame: FrameType | None) -> None:
+    raise _TerminatedError
+
+
+def _fail(code: int, line: str) -> int:
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()  # so that the line comes last where both go to the same place
+    with contextlib.suppress(OSError):
+        print(" ".join(line.splitlines()), file=sys.stderr, flush=True)
+    return code

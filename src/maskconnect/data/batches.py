@@ -1,0 +1,153 @@
+"""Batches of a set, epoch by epoch: the same whatever the number of workers and ranks, and from wherever one starts.
+
+Images in memory are augmented a batch at a time, on the device that they are on. Images in files are decoded and cut in
+worker processes; what is left is done with the batch, likewise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from maskconnect.data import randomness
+from maskconnect.data.augment import GEOMETRY, NUMBERS, Augmentation, pixel_mean, prepare
+from maskconnect.data.decode import decode
+from maskconnect.data.geometry import cut
+from maskconnect.data.sets import Arrays, Files, Images
+from maskconnect.errors import ConfigError, DataError, integer
+
+
+@dataclass(kw_only=True)
+class Batches:
+    """A set, cut into batches.
+
+        for x, y in Batches(images=train, plan=plan, size=128, mean=mean, training=True).epoch(3): ...
+
+    In training the order changes from epoch to epoch and images are augmented; otherwise neither. The last batch may be
+    smaller. `size` is the batch of all ranks together; each rank gets its part of every batch.
+    """
+
+    images: Images
+    plan: Augmentation
+    size: int
+    mean: Tensor  # from `mean_of`
+    training: bool
+    seed: int = 0
+    device: torch.device | str = "cpu"
+    workers: int = 0  # processes that decode files
+    rank: int = 0
+    ranks: int = 1
+    _resident: Arrays | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        if integer("batch size", self.size) < 1 or self.size % self.ranks:
+            raise ConfigError(f"the batch size is {self.size}; it must be a multiple of the {self.ranks} ranks.")
+        if isinstance(self.images, Files) and self.plan.crop == "window":
+            raise ConfigError(
+                "crop is 'window', which needs images of one size: use in_memory(files), or crop 'area' or 'shorter'."
+            )
+        self.mean = self.mean.to(self.device)
+        if isinstance(self.images, Arrays):
+            self._resident = Arrays(
+                self.images.images.to(self.device), self.images.labels.to(self.device), self.images.classes
+            )
+
+    def __len__(self) -> int:
+        """How many batches an epoch has."""
+        return -(-len(self.images) // self.size)
+
+    def epoch(self, number: int, *, first: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of an epoch from the one numbered `first` on: images and labels."""
+        seed = self.seed if self.training else 0
+        order = randomness.order(seed, number, len(self.images)) if self.training else np.arange(len(self.images))
+        parts = [self._part(order[k * self.size : (k + 1) * self.size]) for k in range(first, len(self))]
+        raw = self._from_memory(parts) if self._resident is not None else self._from_files(number, parts)
+        for index, (image_NCHW, labels) in zip(parts, raw, strict=True):
+            numbers = None
+            if self.training:
+                found = randomness.uniform(self.seed, number, index, NUMBERS)
+                numbers = torch.from_numpy(found).to(self.device)
+            yield prepare(image_NCHW, self.plan, self.mean, numbers), labels
+
+    def _part(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
+        """This rank's part of a batch."""
+        bounds = [len(index) * r // self.ranks for r in (self.rank, self.rank + 1)]
+        return index[bounds[0] : bounds[1]]
+
+    def _from_memory(self, parts: list[NDArray[np.int64]]) -> Iterator[tuple[Tensor, Tensor]]:
+        assert self._resident is not None
+        for index in parts:
+            chosen = torch.from_numpy(index).to(self.device)
+            yield self._resident.images[chosen], self._resident.labels[chosen]
+
+    def _from_files(self, epoch: int, parts: list[NDArray[np.int64]]) -> Iterator[tuple[Tensor, Tensor]]:
+        assert isinstance(self.images, Files)
+        pictures = Pictures(self.images, self.plan, self.seed if self.training else None, epoch)
+        sampler: Any = [part.tolist() for part in parts]
+        loader = DataLoader(pictures, batch_sampler=sampler, num_workers=self.workers, persistent_workers=False)
+        try:
+            for image_NCHW, labels in loader:
+                yield image_NCHW.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
+        except DataError as error:  # from a worker it comes with a traceback in its text
+            raise DataError(str(error).strip().splitlines()[-1].removeprefix(f"{_NAME}: ")) from None
+
+
+_NAME = f"{DataError.__module__}.{DataError.__qualname__}"
+
+
+class Pictures(Dataset[tuple[Tensor, int]]):
+    """Files, decoded and cut; for training with the numbers of (seed, epoch, index)."""
+
+    def __init__(self, files: Files, plan: Augmentation, seed: int | None, epoch: int) -> None:
+        self.files, self.plan, self.seed, self.epoch = files, plan, seed, epoch
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        """The picture at `index`, C x H x W of bytes, and its label."""
+        picture = decode(self.files.root / self.files.names[index])
+        if self.plan.crop != "window":
+            numbers = None
+            if self.seed is not None:
+                numbers = randomness.uniform(self.seed, self.epoch, np.array([index]), NUMBERS)[0, GEOMETRY:]
+            picture = cut(picture, self.plan.crop, self.plan.size, numbers)
+        return torch.from_numpy(np.ascontiguousarray(picture.transpose(2, 0, 1))), int(self.files.labels[index])
+
+
+def mean_of(train: Images, plan: Augmentation) -> Tensor:
+    """What is subtracted from every image: C x H x W, or C x 1 x 1."""
+    if not isinstance(plan.mean, str):
+        return torch.tensor(plan.mean)[:, None, None]
+    if isinstance(train, Files):
+        raise ConfigError(
+            "mean is 'pixel', which needs images of one size in memory; use in_memory(files), or numbers."
+        )
+    return pixel_mean(train.images)
+
+
+def in_memory(files: Files, *, workers: int = 0) -> Arrays:
+    """All pictures of a set, decoded; they must be of one size."""
+    pictures = Pictures(files, Augmentation(size=1), None, 0)
+    loader: Any = DataLoader(pictures, batch_size=None, num_workers=workers)
+    found: list[Tensor] = []
+    for name, (image, _) in zip(files.names, loader, strict=True):
+        if found and image.shape != found[0].shape:
+            raise DataError(
+                f"{files.root / name} is {_size(image)}, {Path(files.names[0]).name} is {_size(found[0])}: images that "
+                "are kept in memory must be of one size."
+            )
+        found.append(image)
+    return Arrays(torch.stack(found), files.labels, files.classes)
+
+
+def _size(image: Tensor) -> str:
+    return f"{image.shape[1]}x{image.shape[2]}"

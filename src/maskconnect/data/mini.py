@@ -1,0 +1,237 @@
+"""Mini-ImageNet: 100 classes of ImageNet, of each 500 images to train and 100 to test, 84 x 84.
+
+The set was made for few-shot learning, where the classes that are tested are not those that are trained, and is passed
+on in that form; to classify, its classes are pooled and each is split by itself.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+
+from maskconnect.data.decode import decode, resize
+from maskconnect.data.folder import Progress, class_names, files_of, image_names, read_folder, readable_only
+from maskconnect.data.sets import Splits
+from maskconnect.errors import ConfigError, DataError, integer, need
+
+PARTS = ("train", "val", "test")
+INSIDE = re.compile(r"(train|test)/[^/\\]+/[^\\]+")
+
+
+def read_mini(root: Path, *, skip_unreadable: bool = False) -> Splits:
+    """Mini-ImageNet from a folder, in either of two forms.
+
+    (a) `train/<class>/` and `test/<class>/`, as `build_mini` writes it and `read_folder` reads it.
+    (b) train.csv, val.csv and test.csv with columns `filename,label`, the images in `images/` or beside them. All
+        classes are pooled; the n images of each, in the order of the rows, are shuffled by `random.Random(0)`, and the
+        first n * 5 // 6 are to train (500 of 600), the others to test.
+    """
+    root = Path(root)
+    if (root / "train").is_dir():
+        return read_folder(root, skip_unreadable=skip_unreadable)
+    if not any((root / f"{part}.csv").is_file() for part in PARTS):
+        raise DataError(
+            f"{root} has neither a folder train/ nor a train.csv; pass a folder of class folders in train/ and test/, "
+            "or one with train.csv, val.csv, test.csv and images/, or make the set from ImageNet with build_mini."
+        )
+    train: dict[str, list[str]] = {}
+    test: dict[str, list[str]] = {}
+    for label, names in sorted(_pooled(root).items()):
+        count = len(names) * 5 // 6
+        if count == 0:
+            raise DataError(
+                f"class {label!r} has 1 image in {root}; it needs 1 to train and 1 to test, so add another."
+            )
+        random.Random(0).shuffle(names)
+        train[label], test[label] = sorted(names[:count]), sorted(names[count:])
+    splits = Splits(train=files_of(root, train), test=files_of(root, test))
+    return readable_only(splits) if skip_unreadable else splits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """How a set was made, so that it can be made again from the same ImageNet."""
+
+    seed: int
+    classes: int
+    per_class: int
+    train_per_class: int
+    size: int
+    files: dict[str, str]  # of each image, the one it was made from, relative to the root of ImageNet
+    unreadable: list[str]  # images that were drawn but are damaged; the next ones took their places
+
+    def __post_init__(self) -> None:
+        for name in ("classes", "train_per_class", "size"):
+            if integer(name, getattr(self, name)) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be 1 or more.")
+        if integer("per_class", self.per_class) <= self.train_per_class:
+            raise ConfigError(
+                f"per_class is {self.per_class}; it must be more than the {self.train_per_class} of train_per_class, "
+                "for the others are tested on."
+            )
+        integer("seed", self.seed)
+
+
+def build_mini(
+    imagenet_root: Path,
+    dest: Path,
+    *,
+    seed: int = 0,
+    classes: int = 100,
+    per_class: int = 600,
+    train_per_class: int = 500,
+    size: int = 84,
+    manifest: Path | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Draw a set of this form from ImageNet's `train/`, and write it to `dest`; the same arguments make the same set.
+
+    Whole images are squashed to `size` x `size` and written without loss, as `train/<class>/` and `test/<class>/`;
+    `manifest.json` says which image each was made from. `dest` appears only when the set is complete.
+
+    Args:
+        imagenet_root: the folder in which `train/<class>/` are.
+        dest: a folder that does not exist, or is empty.
+        manifest: a set's manifest.json: make that very set again; the five numbers are then taken from it.
+        progress: called with how many images are written, and of how many.
+    """
+    imagenet_root, dest = Path(imagenet_root), Path(dest)
+    if manifest is None:
+        numbers = {"seed": seed, "classes": classes, "per_class": per_class}
+        numbers |= {"train_per_class": train_per_class, "size": size}
+        plan = Manifest(**{name: integer(name, number) for name, number in numbers.items()}, files={}, unreadable=[])
+    else:
+        plan = _read_manifest(Path(manifest))
+    if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
+        raise DataError(f"{dest} exists and is not an empty folder; name one that does not exist, or remove it.")
+    dest.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{dest.name}-", dir=dest.parent) as scratch:
+        made = Path(scratch) / "set"
+        total = len(plan.files) or plan.classes * plan.per_class
+        steps = _copy_again(imagenet_root, made, plan) if plan.files else _draw(imagenet_root, made, plan)
+        files: dict[str, str] = {}
+        unreadable = list(plan.unreadable)
+        for target, source in steps:
+            if target is None:
+                unreadable.append(source)
+                continue
+            files[target] = source
+            if progress is not None:
+                progress(len(files), total)
+        text = json.dumps(asdict(replace(plan, files=files, unreadable=unreadable)), indent=1, sort_keys=True)
+        (made / "manifest.json").write_text(text + "\n", encoding="utf-8", newline="\n")
+        if dest.exists():
+            dest.rmdir()  # or Windows would not rename
+        made.rename(dest)
+    return dest
+
+
+def _pooled(root: Path) -> dict[str, list[str]]:
+    """The names of the images of each class in the three tables, relative to the root."""
+    folder = root / "images" if (root / "images").is_dir() else root
+    pooled: dict[str, list[str]] = {}
+    seen: dict[str, str] = {}
+    for table, filename, label in _rows(root):
+        path = folder / filename
+        if not path.is_relative_to(root) or not path.is_file():
+            raise DataError(f"{table} names {filename}, which is not in {folder}; put it there, or remove its row.")
+        name = path.relative_to(root).as_posix()
+        if name in seen:
+            raise DataError(
+                f"{filename} is labelled twice, {seen[name]!r} and {label!r} (in {table}); keep one of the rows."
+            )
+        seen[name] = label
+        pooled.setdefault(label, []).append(name)
+    return pooled
+
+
+def _rows(root: Path) -> Iterator[tuple[Path, str, str]]:
+    """Of every row in the three tables: its table, the file and the label."""
+    for part in PARTS:
+        table = root / f"{part}.csv"
+        if not table.is_file():
+            raise DataError(f"there is no {table}; train.csv, val.csv and test.csv are needed, for each has classes.")
+        with table.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+            reader = csv.DictReader(file)
+            if not {"filename", "label"} <= set(reader.fieldnames or ()):
+                found = repr(",".join(reader.fieldnames or ()))
+                raise DataError(f"the first line of {table} is {found}; it must name the columns filename,label.")
+            empty = True
+            for row in reader:
+                if not row["filename"] or not row["label"]:
+                    raise DataError(f"line {reader.line_num} of {table} has no filename or no label; it needs both.")
+                empty = False
+                yield table, row["filename"], row["label"]
+        if empty:
+            raise DataError(f"{table} has no rows; each of the three tables must have those of its classes.")
+
+
+def _draw(imagenet_root: Path, made: Path, plan: Manifest) -> Iterator[tuple[str | None, str]]:
+    """Write images drawn at random; say of each which it is and what it was made from, or None and what is damaged."""
+    train = imagenet_root / "train"
+    if not train.is_dir():
+        raise DataError(f"{imagenet_root} has no folder train/; pass the folder that ImageNet's train/ is in.")
+    known = class_names(train)
+    if len(known) < plan.classes:
+        raise DataError(f"{train} has {len(known)} classes, and {plan.classes} are to be drawn; set classes to fewer.")
+    chance = random.Random(plan.seed)
+    for name in sorted(chance.sample(known, plan.classes)):
+        sources = image_names(imagenet_root, train / name)
+        chance.shuffle(sources)
+        count = 0
+        for source in sources:
+            if count == plan.per_class:
+                break
+            part = "train" if count < plan.train_per_class else "test"
+            target = f"{part}/{name}/{count:05d}.png"
+            try:
+                _copy(imagenet_root / source, made / target, plan.size)
+            except DataError:
+                yield None, source
+                continue
+            count += 1
+            yield target, source
+        if count < plan.per_class:
+            raise DataError(
+                f"class {name!r} has {count} readable images in {train}, and {plan.per_class} are to be drawn; set "
+                "per_class to fewer, or draw with another seed."
+            )
+
+
+def _copy_again(imagenet_root: Path, made: Path, plan: Manifest) -> Iterator[tuple[str | None, str]]:
+    """Write the images of a plan; say of each which it is and what it was made from."""
+    for target, source in plan.files.items():
+        _copy(imagenet_root / source, made / target, plan.size)
+        yield target, source
+
+
+def _copy(source: Path, target: Path, size: int) -> None:
+    """Write one image, in its new size."""
+    image_HW3 = resize(decode(source), size, size)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    need("PIL.Image", extra="data").fromarray(image_HW3).save(target, format="PNG")
+
+
+def _read_manifest(path: Path) -> Manifest:
+    """A plan from a file, whose names stay inside of the folders that they are for."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} is not a readable manifest ({error}); pass the manifest.json of a set.") from None
+    names = [field.name for field in fields(Manifest)]
+    files = found.get("files") if isinstance(found, dict) else None
+    if not isinstance(files, dict) or not files or set(found) != set(names):
+        raise DataError(f"{path} is not a manifest, which has {', '.join(names)}; pass the manifest.json of a set.")
+    for target, source in files.items():
+        inside = all(INSIDE.fullmatch(str(name)) and ".." not in name.split("/") for name in (target, source))
+        if not inside:  # a manifest from elsewhere must not write or read where nobody expects it
+            raise DataError(
+                f"{path} has {target} made from {source}; both must lie in train/ or test/, so get the manifest anew."
+            )
+    return Manifest(**found)

@@ -1,0 +1,35 @@
+"""Random numbers that are a function of (seed, epoch, index of the image), whoever asks for them and in whatever order.
+
+So order and augmentation are the same with any number of workers or machines, and after a resume in the middle of an
+epoch. The numbers come from SplitMix64 (Steele, Lea and Flood, 2014), a bijection of 64 bits that mixes well.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def uniform(seed: int, epoch: int, index: NDArray[np.int64], count: int) -> NDArray[np.float64]:
+    """`count` numbers in [0, 1) for every image at `index`: an array of N x count."""
+    with np.errstate(over="ignore"):
+        key = _mix(_mix(np.uint64(seed)) ^ np.uint64(epoch))
+        image = _mix(key ^ index.astype(np.uint64))
+        bits = _mix(image[:, None] + np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN)
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def order(seed: int, epoch: int, size: int) -> NDArray[np.int64]:
+    """In which order the images of an epoch come: a permutation of 0 to size-1."""
+    number = uniform(seed, epoch, np.arange(size), 1)[:, 0]
+    return np.argsort(number, kind="stable")
+
+
+def _mix(z: NDArray[np.uint64] | np.uint64) -> NDArray[np.uint64]:
+    with np.errstate(over="ignore"):
+        z = z + _GOLDEN
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return np.asarray(z ^ (z >> np.uint64(31)))

@@ -1,0 +1,96 @@
+"""Labelled images, in memory or in files, and how a set is split.
+
+Shape letters: N images, C channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from maskconnect.errors import ConfigError, DataError
+
+
+@dataclass(frozen=True, eq=False)
+class Arrays:
+    """Images in memory."""
+
+    images: Tensor  # uint8, N x C x H x W
+    labels: Tensor  # int64, N
+    classes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        check_labels(self.labels, len(self.images), len(self.classes))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def subset(self, index: Tensor) -> Arrays:
+        """The images at `index`, in that order."""
+        return replace(self, images=self.images[index], labels=self.labels[index])
+
+
+@dataclass(frozen=True, eq=False)
+class Files:
+    """Images in files, which are decoded when they are needed."""
+
+    root: Path
+    names: tuple[str, ...]  # relative to the root
+    labels: Tensor  # int64, N
+    classes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        check_labels(self.labels, len(self.names), len(self.classes))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def subset(self, index: Tensor) -> Files:
+        """The files at `index`, in that order."""
+        return replace(self, names=tuple(self.names[i] for i in index.tolist()), labels=self.labels[index])
+
+
+Images = Arrays | Files
+
+
+@dataclass(frozen=True, eq=False)
+class Splits:
+    """What to train on, what to choose by (if anything), and what to report."""
+
+    train: Images
+    test: Images
+    validation: Images | None = None
+
+
+def check_labels(labels: Tensor, images: int, classes: int) -> None:
+    """There is one label an image, and each of them names a class."""
+    if len(labels) != images:
+        raise DataError(f"there are {images} images and {len(labels)} labels.")
+    if images and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+        wrong = labels[(labels < 0) | (labels >= classes)]
+        raise DataError(f"a label is {int(wrong[0])}; there are {classes} classes, 0 to {classes - 1}.")
+
+
+def with_validation(splits: Splits, count: int, seed: int) -> Splits:
+    """Carve `count` images out of the training set, of every class alike (to one image), by a seeded choice."""
+    train = splits.train
+    if not 0 <= count < len(train):
+        raise ConfigError(
+            f"validation is {count}; it must be 0 or more, and less than the {len(train)} training images."
+        )
+    if count == 0:
+        return splits
+    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed))
+    members = [order[train.labels[order] == label] for label in range(len(train.classes))]
+    shares = [len(index) * count / len(train) for index in members]
+    taken = [int(share) for share in shares]
+    by_remainder = sorted(range(len(shares)), key=lambda label: taken[label] - shares[label])
+    for label in by_remainder[: count - sum(taken)]:
+        taken[label] += 1
+    chosen = torch.cat([index[:k] for index, k in zip(members, taken, strict=True)]).sort().values
+    kept = torch.ones(len(train), dtype=torch.bool)
+    kept[chosen] = False
+    return replace(splits, train=train.subset(kept.nonzero()[:, 0]), validation=train.subset(chosen))

@@ -1,0 +1,81 @@
+"""Small sets of grey images: scikit-learn's digits, which are always there, and Fashion-MNIST in idx files."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from maskconnect.data.sets import Arrays, Splits, with_validation
+from maskconnect.errors import DataError, need
+
+DEBIAN = Path("/usr/share/datasets/fashion-mnist")
+"""Where Debian's package dataset-fashion-mnist puts its files."""
+
+FASHION_CLASSES = (
+    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+    *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+)
+FASHION_MD5 = {  # of the files as they are published, which are gzipped
+    "train-images-idx3-ubyte": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+    "train-labels-idx1-ubyte": "25c81989df183df01b3e8a0aad5dffbe",
+    "t10k-images-idx3-ubyte": "bef4ecab320f06d8554ea6380940ec79",
+    "t10k-labels-idx1-ubyte": "bb300cfdad3c16e7a12a480ee83cd310",
+}
+
+
+def read_digits() -> Splits:
+    """1,797 digits of 8x8 in 17 levels of grey, made 0 to 255; 360 of them, of every class alike, are for testing."""
+    digits = need("sklearn.datasets", extra="data").load_digits()
+    images = torch.from_numpy(np.round(digits.images * (255 / 16)).astype(np.uint8))[:, None]
+    every = Arrays(images, torch.from_numpy(digits.target.astype(np.int64)), tuple("0123456789"))
+    carved = with_validation(Splits(train=every, test=every), 360, seed=0)
+    assert carved.validation is not None
+    return Splits(train=carved.train, test=carved.validation)
+
+
+def read_fashion_mnist(root: Path | None) -> Splits:
+    """70,000 pieces of clothing of 28x28."""
+    place = DEBIAN if root is None else root
+    if _file(place, "train-images-idx3-ubyte") is None:
+        raise DataError(
+            f"fashion-mnist is not in {place}: looked for train-images-idx3-ubyte, plain or .gz. To get it: "
+            f"maskconnect data fetch fashion-mnist {root or 'DIR'} (on Debian: apt-get install dataset-fashion-mnist)"
+        )
+    train, test = (
+        Arrays(
+            torch.from_numpy(_idx(place, f"{part}-images-idx3-ubyte", 3))[:, None],
+            torch.from_numpy(_idx(place, f"{part}-labels-idx1-ubyte", 1).astype(np.int64)),
+            FASHION_CLASSES,
+        )
+        for part in ("train", "t10k")
+    )
+    return Splits(train=train, test=test)
+
+
+def _file(root: Path, name: str) -> Path | None:
+    return next((path for path in (root / name, root / f"{name}.gz") if path.is_file()), None)
+
+
+def _idx(root: Path, name: str, axes: int) -> Any:
+    """The array of bytes in an idx file: two zeros, the type, the number of axes, the length of each, the values."""
+    path = _file(root, name)
+    if path is None:
+        raise DataError(f"{name} is not in {root}, plain or .gz; get the set again.")
+    try:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} is damaged or cut short ({type(error).__name__}); get it again.") from None
+    if content[:4] != bytes([0, 0, 8, axes]):
+        raise DataError(f"{path} is no idx file of bytes with {axes} axes.")
+    lengths = [int.from_bytes(content[4 * k : 4 * k + 4], "big") for k in range(1, axes + 1)]
+    values = content[4 * (axes + 1) :]
+    if len(values) != int(np.prod(lengths)):
+        raise DataError(
+            f"{path} has {len(values)} values, its head says {' x '.join(map(str, lengths))}: it is cut short."
+        )
+    return np.frombuffer(values, dtype=np.uint8).reshape(lengths).copy()

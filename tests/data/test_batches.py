@@ -1,0 +1,179 @@
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+import maskconnect as mc
+from maskconnect.data import Arrays, Augmentation, Batches, Files, in_memory, load, mean_of
+from maskconnect.data.geometry import area_box, centre_box, cut, shorter_box
+
+Image = pytest.importorskip("PIL.Image")
+
+PLAN = Augmentation(size=8, pad=1, flip=True)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load("digits").train
+
+
+def batches(images, plan=PLAN, **options):
+    mean = mean_of(images, plan) if isinstance(images, Arrays) or plan.mean != "pixel" else torch.zeros(3, 1, 1)
+    return Batches(images=images, plan=plan, mean=mean, **{"size": 64, "training": True, **options})
+
+
+def test_an_epoch_shows_every_image_once_and_each_epoch_in_another_order(digits):
+    found = batches(digits)
+    labels = [torch.cat([y for _, y in found.epoch(e)]) for e in (0, 1)]
+    assert len(found) == len(list(found.epoch(0))) == -(-len(digits) // 64)
+    assert labels[0].sort().values.equal(digits.labels.sort().values)
+    assert not labels[0].equal(labels[1])
+
+
+def test_a_resumed_epoch_goes_on_as_it_would_have(digits):
+    whole = list(batches(digits, seed=3).epoch(2))
+    rest = list(batches(digits, seed=3).epoch(2, first=5))
+    assert len(rest) == len(whole) - 5
+    for (x, y), (a, b) in zip(rest, whole[5:], strict=True):
+        assert torch.equal(x, a)
+        assert torch.equal(y, b)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_share_the_batches_of_one(digits, ranks):
+    whole = list(batches(digits).epoch(1))
+    parts = [list(batches(digits, rank=r, ranks=ranks).epoch(1)) for r in range(ranks)]
+    for k, (x, y) in enumerate(whole):
+        assert torch.equal(torch.cat([part[k][0] for part in parts]), x)
+        assert torch.equal(torch.cat([part[k][1] for part in parts]), y)
+
+
+def test_a_test_pass_is_in_order_and_the_same_whatever_the_epoch_and_seed(digits):
+    found = [list(batches(digits, training=False, seed=s).epoch(e)) for s, e in ((0, 0), (1, 5))]
+    for (x, y), (a, b) in zip(*found, strict=True):
+        assert torch.equal(x, a)
+        assert torch.equal(y, b)
+    assert torch.cat([y for _, y in found[0]]).equal(digits.labels)
+
+
+def test_augmentation_costs_little_beside_a_training_step():
+    images = torch.randint(0, 256, (128, 3, 32, 32), dtype=torch.uint8)
+    train = Arrays(images, torch.arange(128) % 10, tuple("0123456789"))
+    model, found = (
+        mc.resnet(38, 10, connectivity="prev"),
+        batches(train, Augmentation(size=32, pad=4, flip=True), size=128),
+    )
+    augmenting, training = [], []
+    for epoch in range(3):
+        start = time.perf_counter()
+        ((x, y),) = found.epoch(epoch)
+        augmenting.append(time.perf_counter() - start)
+        F.cross_entropy(model(x), y).backward()
+        training.append(time.perf_counter() - start - augmenting[-1])
+    assert min(augmenting) < 0.05 * min(training)
+
+
+def test_a_batch_that_ranks_cannot_share_is_an_error(digits):
+    with pytest.raises(mc.ConfigError, match="the batch size is 64; it must be a multiple of the 3 ranks"):
+        batches(digits, ranks=3)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Twelve pictures of different sizes."""
+    root, rng = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+    names = []
+    for k in range(12):
+        picture = rng.integers(0, 256, (30 + k, 40 + 3 * k, 3), dtype=np.uint8)
+        Image.fromarray(picture).save(root / f"{k}.png")
+        names.append(f"{k}.png")
+    return Files(root, tuple(names), torch.arange(12) % 3, ("a", "b", "c"))
+
+
+PICTURES = Augmentation(size=16, flip=True, mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2), crop="area", jitter=0.4)
+
+
+def test_pictures_are_the_same_whatever_the_number_of_workers(files):
+    alone = list(batches(files, PICTURES, size=4).epoch(3))
+    helped = list(batches(files, PICTURES, size=4, workers=2).epoch(3))
+    rest = list(batches(files, PICTURES, size=4).epoch(3, first=1))
+    assert [tuple(x.shape) for x, _ in alone] == [(4, 3, 16, 16)] * 3
+    for (x, y), (a, b) in zip(alone, helped, strict=True):
+        assert torch.equal(x, a)
+        assert torch.equal(y, b)
+    assert torch.equal(rest[0][0], alone[1][0])
+    assert not torch.equal(alone[0][0], next(iter(batches(files, PICTURES, size=4).epoch(4)))[0])
+
+
+def test_a_picture_that_cannot_be_read_is_named(files, tmp_path):
+    (tmp_path / "bad.png").write_bytes(b"no picture")
+    broken = Files(tmp_path, ("bad.png",), torch.tensor([0]), ("a",))
+    said = []
+    for workers in (0, 1):
+        with pytest.raises(mc.DataError, match=r"bad\.png") as error:
+            list(batches(broken, PICTURES, workers=workers).epoch(0))
+        said.append(str(error.value))
+    assert said[0] == said[1]
+    assert said[0].startswith(str(tmp_path))
+
+
+def test_pictures_that_are_not_cut_to_one_size_are_an_error(files):
+    with pytest.raises(mc.ConfigError, match="crop is 'window', which needs images of one size"):
+        batches(files, Augmentation(size=16, mean=(0.5, 0.5, 0.5)))
+
+
+def test_pictures_of_one_size_go_into_memory(tmp_path, files):
+    for k in range(3):
+        Image.fromarray(np.full((6, 5, 3), 10 * k, dtype=np.uint8)).save(tmp_path / f"{k}.png")
+    small = Files(tmp_path, ("0.png", "1.png", "2.png"), torch.tensor([0, 1, 0]), ("a", "b"))
+    assert in_memory(small).images[:, 0, 0, 0].tolist() == [0, 10, 20]
+    with pytest.raises(mc.DataError, match=r"1\.png is 31x43, 0\.png is 30x40: images that are kept in memory"):
+        in_memory(files)
+    with pytest.raises(mc.ConfigError, match="mean is 'pixel', which needs images of one size in memory"):
+        mean_of(files, PLAN)
+
+
+def numbers(count):
+    return np.random.default_rng(count).random((400, 53))
+
+
+def test_an_area_crop_lies_inside_and_has_the_area_and_shape_that_it_should():
+    boxes = [area_box(300, 400, row) for row in numbers(1)]
+    for box in boxes:
+        assert 0 <= box.top <= 300 - box.height
+        assert 0 <= box.left <= 400 - box.width
+        assert 0.079 < box.height * box.width / 120_000 <= 1
+        assert 0.74 < box.width / box.height < 1.35
+    shares = sorted(box.height * box.width / 120_000 for box in boxes)
+    assert shares[40] < 0.25
+    assert shares[-40] > 0.65
+
+
+def test_an_area_crop_of_a_very_long_picture_falls_back_to_the_centre():
+    box = area_box(10, 1000, np.full(53, 0.9))
+    assert (box.height, box.width, box.left) == (10, 10, 495)
+
+
+def test_a_crop_by_the_shorter_side_is_a_square_of_the_scaled_size():
+    boxes = [shorter_box(300, 400, 224, row) for row in numbers(2)]
+    sides = [box.height for box in boxes]
+    assert min(sides) >= round(300 * 224 / 480)
+    assert max(sides) <= round(300 * 224 / 256)
+    assert all(box.height == box.width and box.top + box.height <= 300 and box.left + box.width <= 400 for box in boxes)
+    assert len(set(sides)) > 50
+
+
+def test_the_test_crop_is_the_centre():
+    assert centre_box(256, 320) == centre_box(256, 320).__class__(16, 48, 224, 224)
+
+
+def test_a_cut_is_resized_to_the_square():
+    picture = np.zeros((50, 70, 3), dtype=np.uint8)
+    picture[:, 35:] = 200
+    for crop, row in (("area", np.full(53, 0.5)), ("shorter", np.full(53, 0.5)), ("area", None)):
+        part = cut(picture, crop, 24, row)
+        assert part.shape == (24, 24, 3)
+        assert part.dtype == np.uint8
+        assert {0, 200} <= set(part[0, [0, -1], 0].tolist())

@@ -1,0 +1,176 @@
+"""CIFAR-10 and CIFAR-100 from stand-ins in the published formats."""
+
+import hashlib
+import io
+import os
+import pickle
+import tarfile
+
+import numpy as np
+import pytest
+import torch
+
+import maskconnect as mc
+from maskconnect.data import cifar, load
+from maskconnect.data.unpickle import read_plain_pickle
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (12, 3072), dtype=np.uint8)
+
+
+def write_python10(folder, count=10):
+    folder.mkdir(parents=True)
+    for name in cifar.CIFAR10_MD5:
+        batch = {b"batch_label": b"x", b"labels": [k % 10 for k in range(count)], b"data": PIXELS[:count]}
+        (folder / name).write_bytes(pickle.dumps(batch, protocol=2))
+    return folder
+
+
+def write_binary10(folder):
+    folder.mkdir(parents=True)
+    for name in cifar.CIFAR10_BIN_MD5:
+        labels = np.arange(10, dtype=np.uint8)[:, None]
+        (folder / name).write_bytes(np.concatenate([labels, PIXELS[:10]], axis=1).tobytes())
+    return folder
+
+
+def write_100(folder, **changes):
+    folder.mkdir(parents=True)
+    names = {b"fine_label_names": [f"fine{k}".encode() for k in range(12)], b"coarse_label_names": [b"a", b"b", b"c"]}
+    batch = {b"fine_labels": list(range(12)), b"coarse_labels": [k % 3 for k in range(12)], b"data": PIXELS} | changes
+    (folder / "meta").write_bytes(pickle.dumps(names, protocol=2))
+    for name in ("train", "test"):
+        (folder / name).write_bytes(pickle.dumps(batch, protocol=2))
+    return folder
+
+
+def test_the_python_and_the_binary_version_of_cifar10_are_the_same(tmp_path):
+    write_python10(tmp_path / "a" / "cifar-10-batches-py")
+    write_binary10(tmp_path / "b" / "cifar-10-batches-bin")
+    a, b = (load("cifar10", tmp_path / x, verified=False) for x in "ab")
+    assert a.train.images.shape == (50, 3, 32, 32)
+    assert a.test.classes[3] == "cat"
+    for x, y in ((a.train, b.train), (a.test, b.test)):
+        assert torch.equal(x.images, y.images)
+        assert torch.equal(x.labels, y.labels)
+    assert a.test.images[4, 1, 2, 3] == PIXELS[4, 1024 + 2 * 32 + 3]  # green, row 2, column 3
+
+
+@pytest.mark.parametrize("labels", ["fine", "coarse"])
+def test_cifar100_has_fine_and_coarse_labels(tmp_path, labels):
+    write_100(tmp_path / "cifar-100-python")
+    splits = load("cifar100", tmp_path, labels=labels, verified=False)
+    assert len(splits.train.classes) == (12 if labels == "fine" else 3)
+    assert splits.train.labels.tolist() == [k if labels == "fine" else k % 3 for k in range(12)]
+
+
+def test_a_folder_its_parent_and_the_archive_are_all_accepted(tmp_path):
+    folder = write_100(tmp_path / "cifar-100-python")
+    archive = tmp_path / "packed" / "cifar-100-python.tar.gz"
+    archive.parent.mkdir()
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(folder, "cifar-100-python")
+    wanted = load("cifar100", tmp_path, verified=False).train.images
+    for place in (folder, archive, archive.parent, str(archive)):
+        assert torch.equal(load("cifar100", place, verified=False).train.images, wanted)
+
+
+def test_other_checksums_than_the_published_are_an_error_unless_accepted(tmp_path, monkeypatch):
+    folder = write_100(tmp_path / "cifar-100-python")
+    with pytest.raises(mc.DataError, match=r"meta has the md5 sum .*, not the published 7973b.* --unverified"):
+        load("cifar100", tmp_path)
+    sums = {name: hashlib.md5((folder / name).read_bytes()).hexdigest() for name in ("train", "test", "meta")}
+    monkeypatch.setattr(cifar, "CIFAR100_MD5", sums)
+    assert len(load("cifar100", tmp_path).train) == 12
+
+
+def test_what_is_missing_is_named_with_the_command_that_gets_it(tmp_path):
+    with pytest.raises(mc.DataError, match=r"looked for cifar-10-batches-py, .*maskconnect data fetch cifar10"):
+        load("cifar10", tmp_path / "nowhere")
+    write_python10(tmp_path / "cifar-10-batches-py")
+    (tmp_path / "cifar-10-batches-py" / "data_batch_3").unlink()
+    with pytest.raises(mc.DataError, match="data_batch_3 is missing"):
+        load("cifar10", tmp_path, verified=False)
+    (tmp_path / "data.zip").write_bytes(b"")
+    with pytest.raises(mc.DataError, match=r"data\.zip is none of"):
+        load("cifar10", tmp_path / "data.zip")
+
+
+def test_a_truncated_archive_is_an_error(tmp_path):
+    folder = write_100(tmp_path / "cifar-100-python")
+    archive = tmp_path / "cut" / "cifar-100-python.tar.gz"
+    archive.parent.mkdir()
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(folder, "cifar-100-python")
+    archive.write_bytes(archive.read_bytes()[: archive.stat().st_size // 2])
+    with pytest.raises(mc.DataError, match="is damaged or cut short"):
+        load("cifar100", archive.parent, verified=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({b"fine_labels": [99] * 12}, "a label is 99; there are 12 classes, 0 to 11"),
+        ({b"fine_labels": [-1] * 12}, "a label is -1"),
+        ({b"fine_labels": [1] * 11}, "12 images and labels of shape"),
+        ({b"fine_labels": [0.5] * 12}, "needed is one integer each"),
+        ({b"data": PIXELS[:, :100]}, "needed are N x 3072 of uint8"),
+        ({b"data": PIXELS.astype(np.float32)}, "needed are N x 3072 of uint8"),
+    ],
+)
+def test_labels_and_pixels_that_do_not_fit_are_an_error(tmp_path, changes, said):
+    folder = write_100(tmp_path / "cifar-100-python")
+    batch = pickle.loads((folder / "train").read_bytes()) | changes
+    (folder / "train").write_bytes(pickle.dumps(batch, protocol=2))
+    with pytest.raises(mc.DataError, match=said):
+        load("cifar100", tmp_path, verified=False)
+
+
+def test_a_file_of_another_kind_is_an_error(tmp_path):
+    folder = write_100(tmp_path / "cifar-100-python")
+    (folder / "train").write_bytes(pickle.dumps([1, 2]))
+    with pytest.raises(mc.DataError, match="train has no 'data'"):
+        load("cifar100", tmp_path, verified=False)
+    folder = write_binary10(tmp_path / "cifar-10-batches-bin")
+    (folder / "data_batch_2.bin").write_bytes(b"123")
+    with pytest.raises(mc.DataError, match=r"data_batch_2\.bin has 3 bytes, which is no multiple of 3073"):
+        load("cifar10", tmp_path, verified=False)
+
+
+class Harmful:
+    def __init__(self, call, *arguments):
+        self.how = call, arguments
+
+    def __reduce__(self):
+        return self.how
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Harmful(os.system, "touch harmed"),
+        {b"data": Harmful(eval, "1")},
+        [Harmful(getattr, "x", "upper")],
+        io.StringIO("x"),
+        np.array([Harmful(os.getcwd)], dtype=object),
+    ],
+)
+def test_a_pickle_with_code_in_it_is_refused(value, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(mc.DataError, match="a file is not read: it"):
+        read_plain_pickle(pickle.dumps(value, protocol=2), "a file")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x80", b"abc", pickle.dumps({b"a": 1}, protocol=2)[:-3], b"\x80\x02]q\x00(" * 9]
+)
+def test_a_damaged_pickle_is_an_error(content):
+    with pytest.raises(mc.DataError, match="a file is damaged"):
+        read_plain_pickle(content, "a file")
+
+
+def test_plain_values_are_read():
+    value = {b"a": [1, 2.5, "x", b"y", None, True, (3,)], "n": np.arange(4)}
+    found = read_plain_pickle(pickle.dumps(value, protocol=2), "a file")
+    assert found[b"a"] == value[b"a"]
+    assert np.array_equal(found["n"], value["n"])
