@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 import maskconnect as mc
 from maskconnect.data import Arrays, Augmentation, Batches, Files, in_memory, load, mean_of
-from maskconnect.data.geometry import area_box, centre_box, cut, shorter_box
+from maskconnect.data.geometry import Box, area_box, centre_box, cut, shorter_box
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -92,7 +92,7 @@ def files(tmp_path_factory):
     return Files(root, tuple(names), torch.arange(12) % 3, ("a", "b", "c"))
 
 
-PICTURES = Augmentation(size=16, flip=True, mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2), crop="area", jitter=0.4)
+PICTURES = Augmentation(size=16, flip=True, mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2), area=(0.08, 1), jitter=0.4)
 
 
 def test_pictures_are_the_same_whatever_the_number_of_workers(files):
@@ -120,8 +120,10 @@ def test_a_picture_that_cannot_be_read_is_named(files, tmp_path):
 
 
 def test_pictures_that_are_not_cut_to_one_size_are_an_error(files):
-    with pytest.raises(mc.ConfigError, match="crop is 'window', which needs images of one size"):
-        batches(files, Augmentation(size=16, mean=(0.5, 0.5, 0.5)))
+    plan = Augmentation(size=16, mean=(0.5, 0.5, 0.5))
+    for training, needed in ((True, "area or shorter"), (False, "test_shorter")):
+        with pytest.raises(mc.ConfigError, match=f"nothing says how to cut them: set {needed}, or"):
+            batches(files, plan, training=training)
 
 
 def test_pictures_of_one_size_go_into_memory(tmp_path, files):
@@ -140,7 +142,7 @@ def numbers(count):
 
 
 def test_an_area_crop_lies_inside_and_has_the_area_and_shape_that_it_should():
-    boxes = [area_box(300, 400, row) for row in numbers(1)]
+    boxes = [area_box(300, 400, (0.08, 1.0), row) for row in numbers(1)]
     for box in boxes:
         assert 0 <= box.top <= 300 - box.height
         assert 0 <= box.left <= 400 - box.width
@@ -152,12 +154,12 @@ def test_an_area_crop_lies_inside_and_has_the_area_and_shape_that_it_should():
 
 
 def test_an_area_crop_of_a_very_long_picture_falls_back_to_the_centre():
-    box = area_box(10, 1000, np.full(53, 0.9))
+    box = area_box(10, 1000, (0.08, 1.0), np.full(53, 0.9))
     assert (box.height, box.width, box.left) == (10, 10, 495)
 
 
 def test_a_crop_by_the_shorter_side_is_a_square_of_the_scaled_size():
-    boxes = [shorter_box(300, 400, 224, row) for row in numbers(2)]
+    boxes = [shorter_box(300, 400, 224, (256, 480), row) for row in numbers(2)]
     sides = [box.height for box in boxes]
     assert min(sides) >= round(300 * 224 / 480)
     assert max(sides) <= round(300 * 224 / 256)
@@ -166,14 +168,17 @@ def test_a_crop_by_the_shorter_side_is_a_square_of_the_scaled_size():
 
 
 def test_the_test_crop_is_the_centre():
-    assert centre_box(256, 320) == centre_box(256, 320).__class__(16, 48, 224, 224)
+    assert centre_box(256, 320, 224 / 256) == Box(16, 48, 224, 224)
+    assert centre_box(512, 640, 224 / 256) == Box(32, 96, 448, 448)
 
 
 def test_a_cut_is_resized_to_the_square():
     picture = np.zeros((50, 70, 3), dtype=np.uint8)
     picture[:, 35:] = 200
-    for crop, row in (("area", np.full(53, 0.5)), ("shorter", np.full(53, 0.5)), ("area", None)):
-        part = cut(picture, crop, 24, row)
+    area = Augmentation(size=24, area=(0.5, 1), test_shorter=28)
+    shorter = Augmentation(size=24, shorter=(28, 40))
+    for plan, row in ((area, np.full(53, 0.5)), (shorter, np.full(53, 0.5)), (area, None)):
+        part = cut(picture, plan, row)
         assert part.shape == (24, 24, 3)
         assert part.dtype == np.uint8
         assert {0, 200} <= set(part[0, [0, -1], 0].tolist())

@@ -35,7 +35,9 @@ class Augmentation:
     flip: bool = False
     mean: str | tuple[float, ...] = "pixel"  # "pixel": of each pixel over the training set; or one number a channel
     std: tuple[float, ...] | None = None  # one number a channel
-    crop: str = "window"  # of images in files: "area" or "shorter" (`geometry.py`); "window": as it is
+    area: tuple[float, float] | None = None  # in files: from and to which share of a picture is seen in training
+    shorter: tuple[int, int] | None = None  # or: from and to which length its shorter side is scaled before the crop
+    test_shorter: int | None = None  # in files: to which length it is scaled in a test
     jitter: float = 0.0  # of brightness, contrast and saturation
     lighting: float = 0.0  # of colours along their principal components
     components: tuple[tuple[float, ...], ...] = ()  # those, each multiplied by its standard deviation
@@ -45,8 +47,16 @@ class Augmentation:
             raise ConfigError(f"size is {self.size} and pad is {self.pad}; needed are 1 or more and 0 or more.")
         if isinstance(self.mean, str) and self.mean != "pixel":
             raise ConfigError(f"mean is {self.mean!r}; it must be 'pixel', or one number a channel.")
-        if self.crop not in ("window", "area", "shorter"):
-            raise ConfigError(f"crop is {self.crop!r}; it must be one of window, area, shorter.")
+        if self.area is not None and not 0 < self.area[0] <= self.area[1] <= 1:
+            raise ConfigError(f"area is {self.area}; needed are two shares, above 0 and up to 1, the smaller first.")
+        if self.shorter is not None and not self.size <= self.shorter[0] <= self.shorter[1]:
+            raise ConfigError(
+                f"shorter is {self.shorter}; needed are two lengths from {self.size} on, the smaller first."
+            )
+        if self.area is not None and self.shorter is not None:
+            raise ConfigError("area and shorter are both given; a picture is cut in the one way or in the other.")
+        if self.test_shorter is not None and self.test_shorter < self.size:
+            raise ConfigError(f"test_shorter is {self.test_shorter}; it must be {self.size}, the size, or more.")
         if not (0 <= self.jitter < 1 and 0 <= self.lighting < math.inf):
             raise ConfigError(f"jitter is {self.jitter} and lighting {self.lighting}; needed are 0 to 1 and 0 or more.")
         if self.lighting and len(self.components) != 3:

@@ -50,9 +50,12 @@ class Batches:
     def __post_init__(self) -> None:
         if integer("batch size", self.size) < 1 or self.size % self.ranks:
             raise ConfigError(f"the batch size is {self.size}; it must be a multiple of the {self.ranks} ranks.")
-        if isinstance(self.images, Files) and self.plan.crop == "window":
+        cuts = self.plan.area or self.plan.shorter if self.training else self.plan.test_shorter
+        if isinstance(self.images, Files) and cuts is None:
+            needed = "area or shorter" if self.training else "test_shorter"
             raise ConfigError(
-                "crop is 'window', which needs images of one size: use in_memory(files), or crop 'area' or 'shorter'."
+                f"images in files are of any size, and nothing says how to cut them: set {needed}, or take images of "
+                "one size into memory with in_memory(files)."
             )
         self.mean = self.mean.to(self.device)
         if isinstance(self.images, Arrays):
@@ -90,7 +93,7 @@ class Batches:
 
     def _from_files(self, epoch: int, parts: list[NDArray[np.int64]]) -> Iterator[tuple[Tensor, Tensor]]:
         assert isinstance(self.images, Files)
-        pictures = Pictures(self.images, self.plan, self.seed if self.training else None, epoch)
+        pictures = Pictures(self.images, plan=self.plan, seed=self.seed if self.training else None, epoch=epoch)
         sampler: Any = [part.tolist() for part in parts]
         loader = DataLoader(pictures, batch_sampler=sampler, num_workers=self.workers, persistent_workers=False)
         try:
@@ -104,9 +107,11 @@ _NAME = f"{DataError.__module__}.{DataError.__qualname__}"
 
 
 class Pictures(Dataset[tuple[Tensor, int]]):
-    """Files, decoded and cut; for training with the numbers of (seed, epoch, index)."""
+    """Files, decoded and, if there is a plan, cut; for training with the numbers of (seed, epoch, index)."""
 
-    def __init__(self, files: Files, plan: Augmentation, seed: int | None, epoch: int) -> None:
+    def __init__(
+        self, files: Files, *, plan: Augmentation | None = None, seed: int | None = None, epoch: int = 0
+    ) -> None:
         self.files, self.plan, self.seed, self.epoch = files, plan, seed, epoch
 
     def __len__(self) -> int:
@@ -115,11 +120,11 @@ class Pictures(Dataset[tuple[Tensor, int]]):
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         """The picture at `index`, C x H x W of bytes, and its label."""
         picture = decode(self.files.root / self.files.names[index])
-        if self.plan.crop != "window":
+        if self.plan is not None:
             numbers = None
             if self.seed is not None:
                 numbers = randomness.uniform(self.seed, self.epoch, np.array([index]), NUMBERS)[0, GEOMETRY:]
-            picture = cut(picture, self.plan.crop, self.plan.size, numbers)
+            picture = cut(picture, self.plan, numbers)
         return torch.from_numpy(np.ascontiguousarray(picture.transpose(2, 0, 1))), int(self.files.labels[index])
 
 
@@ -136,8 +141,7 @@ def mean_of(train: Images, plan: Augmentation) -> Tensor:
 
 def in_memory(files: Files, *, workers: int = 0) -> Arrays:
     """All pictures of a set, decoded; they must be of one size."""
-    pictures = Pictures(files, Augmentation(size=1), None, 0)
-    loader: Any = DataLoader(pictures, batch_size=None, num_workers=workers)
+    loader: Any = DataLoader(Pictures(files), batch_size=None, num_workers=workers)
     found: list[Tensor] = []
     for name, (image, _) in zip(files.names, loader, strict=True):
         if found and image.shape != found[0].shape:
