@@ -132,7 +132,7 @@ def test_check_prints_the_same_as_json(capsys, small_cifar):
     ends = {"smallest": {"class": "ape", "images": 2}, "largest": {"class": "bee", "images": 3}}
     assert code == 0
     ends["counts"] = {"ape": 2, "bee": 3}
-    assert json.loads(printed)["train"] == {"images": 5, "classes": 2, **ends, "shape": [3, 32, 32]}
+    assert json.loads(printed)["train"] == {"images": 5, "classes": 2, **ends, "shape": [3, 32, 32], "folder": None}
     assert json.loads(printed)["checksums"] == "as published"
 
 
@@ -145,7 +145,7 @@ def test_check_of_a_set_that_is_not_there_says_how_to_get_it(capsys, tmp_path):
 def test_check_decodes_every_file_of_a_folder(capsys, folder):
     code, printed, progress = run(capsys, "data", "check", "folder", folder)
     assert code == 0
-    assert "train:     5 images, 2 classes, 2 (cat) to 3 (dog) a class" in printed
+    assert "train:     5 images in train/, 2 classes, 2 (cat) to 3 (dog) a class" in printed
     assert "image:" not in printed
     assert progress == "train files: 5 of 5\ntest files: 2 of 2\n"
 

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 import maskconnect as mc
 from maskconnect.data import Arrays, Augmentation, Batches, Files, in_memory, load, mean_of
+from maskconnect.data.decode import resize_shorter
 from maskconnect.data.geometry import Box, area_box, centre_box, cut, shorter_box
 
 Image = pytest.importorskip("PIL.Image")
@@ -56,6 +57,44 @@ def test_a_test_pass_is_in_order_and_the_same_whatever_the_epoch_and_seed(digits
         assert torch.equal(x, a)
         assert torch.equal(y, b)
     assert torch.cat([y for _, y in found[0]]).equal(digits.labels)
+
+
+def test_a_batch_holds_crops_from_everywhere(digits):
+    """The order of images and what happens to them have nothing to do with each other."""
+    plan = Augmentation(size=8, pad=4, mean=(0.0,))
+    for x, _ in list(batches(digits, plan, size=128).epoch(0))[:-1]:
+        empty_rows = (x[:, 0].amax(2) == 0).float().mean(0)  # the padding moves a picture up or down by up to four rows
+        assert empty_rows[0] > 0.2
+        assert empty_rows[-1] > 0.2
+
+
+def test_a_rank_may_get_nothing_of_a_test_set_but_not_of_a_training_set(digits, files):
+    few = digits.subset(torch.arange(9))
+    with pytest.raises(mc.ConfigError, match="would have 1 images for 2 ranks"):
+        batches(few, size=4, ranks=2)
+    sizes = [[len(y) for _, y in batches(few, size=4, rank=r, ranks=2, training=False).epoch(0)] for r in (0, 1)]
+    assert sizes == [[2, 2, 0], [2, 2, 1]]
+    plan = Augmentation(size=16, mean=(0.5, 0.5, 0.5), test_shorter=20)
+    parts = list(batches(files.subset(torch.arange(5)), plan, size=4, ranks=2, training=False).epoch(0))
+    assert [tuple(x.shape) for x, _ in parts] == [(2, 3, 16, 16), (0, 3, 16, 16)]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"ranks": 0}, "rank is 0 of 0"), ({"rank": 2, "ranks": 2}, "rank is 2 of 2"), ({"size": 0}, "is 0")],
+)
+def test_ranks_that_cannot_be_are_an_error(digits, options, said):
+    with pytest.raises(mc.ConfigError, match=said):
+        batches(digits, **options)
+    with pytest.raises(mc.ConfigError, match="first is -1"):
+        next(batches(digits).epoch(0, first=-1))
+
+
+def test_decoding_leaves_the_random_numbers_of_the_network_alone(files):
+    before = torch.get_rng_state()
+    list(batches(files, PICTURES, size=4).epoch(0))
+    in_memory(files.subset(torch.tensor([0])))
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_augmentation_costs_little_beside_a_training_step():
@@ -130,7 +169,8 @@ def test_pictures_of_one_size_go_into_memory(tmp_path, files):
     for k in range(3):
         Image.fromarray(np.full((6, 5, 3), 10 * k, dtype=np.uint8)).save(tmp_path / f"{k}.png")
     small = Files(tmp_path, ("0.png", "1.png", "2.png"), torch.tensor([0, 1, 0]), ("a", "b"))
-    assert in_memory(small).images[:, 0, 0, 0].tolist() == [0, 10, 20]
+    for workers in (0, 2):
+        assert in_memory(small, workers=workers).images[:, 0, 0, 0].tolist() == [0, 10, 20]
     with pytest.raises(mc.DataError, match=r"1\.png is 31x43, 0\.png is 30x40: images that are kept in memory"):
         in_memory(files)
     with pytest.raises(mc.ConfigError, match="mean is 'pixel', which needs images of one size in memory"):
@@ -161,8 +201,8 @@ def test_an_area_crop_of_a_very_long_picture_falls_back_to_the_centre():
 def test_a_crop_by_the_shorter_side_is_a_square_of_the_scaled_size():
     boxes = [shorter_box(300, 400, 224, (256, 480), row) for row in numbers(2)]
     sides = [box.height for box in boxes]
-    assert min(sides) >= round(300 * 224 / 480)
-    assert max(sides) <= round(300 * 224 / 256)
+    assert 300 * 224 / 480 <= min(sides) < 300 * 224 / 470
+    assert 300 * 224 / 266 < max(sides) <= 300 * 224 / 256
     assert all(box.height == box.width and box.top + box.height <= 300 and box.left + box.width <= 400 for box in boxes)
     assert len(set(sides)) > 50
 
@@ -170,6 +210,17 @@ def test_a_crop_by_the_shorter_side_is_a_square_of_the_scaled_size():
 def test_the_test_crop_is_the_centre():
     assert centre_box(256, 320, 224 / 256) == Box(16, 48, 224, 224)
     assert centre_box(512, 640, 224 / 256) == Box(32, 96, 448, 448)
+
+
+@pytest.mark.parametrize(("height", "width"), [(256, 256), (512, 640), (1280, 1024)])
+def test_the_test_crop_is_that_of_scaling_the_whole_picture_first(height, width):
+    down, across = np.mgrid[:height, :width]
+    waves = [127 + 120 * np.sin(down / 9 + k) * np.cos(across / 7) for k in range(3)]
+    smooth = np.stack(waves, axis=2).astype(np.uint8)
+    found = cut(smooth, Augmentation(size=224, test_shorter=256), None).astype(int)
+    whole = resize_shorter(smooth, 256)
+    top, left = (whole.shape[0] - 224) // 2, (whole.shape[1] - 224) // 2
+    assert abs(found - whole[top : top + 224, left : left + 224].astype(int)).max() <= 1
 
 
 def test_a_cut_is_resized_to_the_square():

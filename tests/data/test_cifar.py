@@ -113,6 +113,7 @@ def test_a_truncated_archive_is_an_error(tmp_path):
         ({b"fine_labels": [-1] * 12}, "a label is -1"),
         ({b"fine_labels": [1] * 11}, "12 images and labels of shape"),
         ({b"fine_labels": [0.5] * 12}, "needed is one integer each"),
+        ({b"fine_labels": [[1], [1, 2]] * 6}, "rows of different lengths"),
         ({b"data": PIXELS[:, :100]}, "needed are N x 3072 of uint8"),
         ({b"data": PIXELS.astype(np.float32)}, "needed are N x 3072 of uint8"),
     ],
@@ -174,3 +175,76 @@ def test_plain_values_are_read():
     found = read_plain_pickle(pickle.dumps(value, protocol=2), "a file")
     assert found[b"a"] == value[b"a"]
     assert np.array_equal(found["n"], value["n"])
+
+
+def packed(value):
+    return pickle.dumps(value, protocol=2)[2:-1]
+
+
+def crafted_kind(word, *state):
+    """A call of numpy.dtype, and what BUILD would tell it."""
+    call = b"cnumpy\ndtype\n(" + packed(word) + packed(False) + packed(True) + b"tR"
+    return call + b"".join([b"(", *state, b"tb"]) if state else call
+
+
+FIELD = b"}" + packed("a") + b"(" + crafted_kind("O") + packed(1 << 30) + b"ts"
+OBJECT_FIELD = [packed(3), packed("|"), b"N", packed(("a",)), FIELD]
+HEAD = b"\x80\x02cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n" + packed((0,)) + packed("b") + b"tR"
+
+
+def crafted_array(shape, kind):
+    return HEAD + b"(" + packed(1) + packed(shape) + kind + packed(False) + b"U\x04abcdtb."
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x80\x02" + crafted_kind("V8", *OBJECT_FIELD, packed(8), packed(1), packed(0x3F)) + b".",
+        b"\x80\x02" + crafted_kind("i8", *map(packed, (3, "<", None, None, None, -1, -1, 0x3F))) + b".",
+        crafted_array((4,), crafted_kind("O")),
+        crafted_array((1 << 40,), crafted_kind("u1")),
+        crafted_array((-4,), crafted_kind("u1")),
+        b"\x80\x02cnumpy\nndarray\n(" + packed((1 << 30,)) + b"tR.",
+        b"\x80\x02c_codecs\nencode\n}" + packed("__name__") + packed("x") + b"sb.",
+        b"\x80\x02c_codecs\nencode\n(" + packed("x") + packed("rot13") + b"tR.",
+        b"\x80\x02Nr\xff\xff\xff\x7f.",
+    ],
+)
+def test_a_crafted_pickle_is_refused_before_numpy_sees_it(content):
+    with pytest.raises(mc.DataError, match="a file is not read: it"):
+        read_plain_pickle(content, "a file")
+
+
+def test_arrays_of_every_kind_and_layout_are_read():
+    for kind in ("u1", ">i4", "<f8", "?", "i8"):
+        for order in "CF":
+            value = np.asarray(np.arange(12).reshape(3, 4), dtype=kind, order=order)
+            found = read_plain_pickle(pickle.dumps([value], protocol=2), "a file")[0]
+            assert np.array_equal(found, value)
+            assert found.dtype == value.dtype
+
+
+def test_arrays_that_python_2_has_written_are_read():
+    state = b"U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00"  # its strings come as bytes
+    kind = b"cnumpy\ndtype\n(U\x02u1K\x00K\x01tR(K\x03" + state + b"tb"
+    content = HEAD + b"(K\x01K\x02K\x02\x86" + kind + b"\x89U\x04abcdtb."
+    assert read_plain_pickle(content, "a file").tolist() == [[97, 98], [99, 100]]
+
+
+def test_lists_that_hold_themselves_or_each_other_many_times_are_read_at_once():
+    assert isinstance(read_plain_pickle(b"\x80\x02]q\x00h\x00a.", "a file"), list)
+    deep = []
+    for _ in range(60):
+        deep = [deep, deep]
+    assert len(read_plain_pickle(pickle.dumps(deep, protocol=2), "a file")) == 2
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [(5, "meta has no list of names"), ([b"x"] * 12, "meta names a class twice"), ([1] * 12, "no list of names")],
+)
+def test_names_of_classes_that_are_none_are_an_error(tmp_path, names, said):
+    folder = write_100(tmp_path / "cifar-100-python")
+    (folder / "meta").write_bytes(pickle.dumps({b"fine_label_names": names}, protocol=2))
+    with pytest.raises(mc.DataError, match=said):
+        load("cifar100", tmp_path, verified=False)

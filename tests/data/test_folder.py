@@ -91,12 +91,14 @@ def test_links_are_followed_but_not_in_circles(tree):
     assert names == ["train/dog/1.JPEG", "train/dog/2.png", "train/dog/more/4.png"]
 
 
-@pytest.mark.parametrize(("present", "used"), [(["val", "test"], "val"), (["validation", "test"], "validation")])
-def test_validation_images_are_what_is_tested_on_where_both_are_there(tree, present, used):
-    (tree / "val").rename(tree / present[0])
+@pytest.mark.parametrize("validation", ["val", "validation"])
+def test_with_validation_and_test_images_in_classes_each_is_what_it_says(tree, validation):
+    (tree / "val").rename(tree / validation)
     for name in ("cat", "dog"):
-        write(tree / present[1] / name / "3.jpg")
-    assert {name.split("/")[0] for name in read_folder(tree).test.names} == {used}
+        write(tree / "test" / name / "3.jpg")
+    splits = read_folder(tree)
+    assert {name.split("/")[0] for name in splits.validation.names} == {validation}
+    assert {name.split("/")[0] for name in splits.test.names} == {"test"}
 
 
 def test_test_images_are_taken_where_there_are_no_others(tree):
@@ -229,12 +231,22 @@ def test_a_script_without_a_guard_is_told_what_it_lacks(tree):
 
 def test_skip_unreadable_leaves_the_damaged_files_out(tree):
     damage(tree / "train" / "dog" / "1.JPEG")
-    splits = read_folder(tree, skip_unreadable=True)
+    with pytest.warns(UserWarning, match=r"1 files in .* are left out: train/dog/1\.JPEG"):
+        splits = read_folder(tree, skip_unreadable=True)
     assert splits.train.names == ("train/cat/1.JPEG", "train/cat/2.png", "train/dog/2.png")
     torch.testing.assert_close(splits.train.labels, torch.tensor([0, 0, 1]))
     assert len(splits.test) == 2
 
 
+def test_a_test_folder_without_classes_is_left_alone(tree):
+    (tree / "test").mkdir()
+    (tree / "test" / "1.png").write_bytes((tree / "train" / "cat" / "2.png").read_bytes())
+    splits = read_folder(tree)
+    assert splits.validation is None
+    assert {name.split("/")[0] for name in splits.test.names} == {"val"}
+
+
+@pytest.mark.filterwarnings("ignore:1 files in")
 def test_a_class_of_damaged_files_only_is_an_error_that_names_it(tree):
     damage(tree / "val" / "dog" / "3.jpg")
     with pytest.raises(DataError, match=r"class 'dog' has no readable image \(.*val/dog/3\.jpg"):

@@ -168,7 +168,8 @@ def test_a_damaged_image_is_left_out_if_asked_and_moves_no_other(tables):
     bad = whole.train.names[3]
     (tables / bad).write_bytes((tables / bad).read_bytes()[:-100])
     assert read_mini(tables).train.names == whole.train.names
-    found = read_mini(tables, skip_unreadable=True)
+    with pytest.warns(UserWarning, match="are left out: images/"):
+        found = read_mini(tables, skip_unreadable=True)
     assert found.train.names == tuple(name for name in whole.train.names if name != bad)
     assert found.test.names == whole.test.names
 

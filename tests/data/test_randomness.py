@@ -2,6 +2,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+import maskconnect as mc
+from maskconnect.data.augment import TOP
 from maskconnect.data.randomness import order, uniform
 
 
@@ -43,6 +45,20 @@ def test_numbers_are_uniform_and_independent_along_every_axis(axis):
     assert found.max() < 1
     assert stats.kstest(found, "uniform").pvalue > 0.01
     assert abs(np.corrcoef(found[1:], found[:-1])[0, 1]) < 0.05
+
+
+def test_the_order_of_an_epoch_says_nothing_about_what_happens_to_its_images():
+    place = np.empty(20_000)
+    place[order(3, 1, 20_000)] = np.arange(20_000)
+    numbers = uniform(3, 1, np.arange(20_000), 64)
+    for column in range(TOP, 64):
+        assert abs(stats.spearmanr(place, numbers[:, column]).statistic) < 0.03
+
+
+@pytest.mark.parametrize(("seed", "epoch"), [(-1, 0), (2**63, 0), (0, -1)])
+def test_a_seed_or_epoch_that_is_out_of_range_is_an_error(seed, epoch):
+    with pytest.raises(mc.ConfigError, match="must be at least 0 and below"):
+        order(seed, epoch, 5)
 
 
 def test_an_order_is_a_permutation_that_changes_with_epoch_and_seed():

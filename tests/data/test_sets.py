@@ -34,6 +34,22 @@ def test_a_validation_set_that_leaves_nothing_is_an_error(count):
         with_validation(Splits(arrays(), arrays()), count, seed=0)
 
 
+def test_a_validation_set_that_leaves_a_class_without_images_is_an_error():
+    few = arrays((10, 1, 0))
+    with pytest.raises(mc.ConfigError, match="leaves class 'b' no image to train on"):
+        with_validation(Splits(few, few), 10, seed=0)
+    both = Splits(arrays(), arrays(), arrays())
+    with pytest.raises(mc.ConfigError, match="has validation images of its own"):
+        with_validation(both, 3, seed=0)
+
+
+def test_images_that_are_not_bytes_are_an_error():
+    with pytest.raises(mc.DataError, match=r"images are \(3, 1, 2, 2\) of torch\.float32; needed are bytes"):
+        Arrays(torch.zeros(3, 1, 2, 2), torch.tensor([0, 1, 0]), ("a", "b"))
+    with pytest.raises(mc.DataError, match=r"labels are of torch\.float32"):
+        Arrays(torch.zeros(3, 1, 2, 2, dtype=torch.uint8), torch.zeros(3), ("a", "b"))
+
+
 def test_no_validation_set_is_no_change():
     splits = Splits(arrays(), arrays())
     assert with_validation(splits, 0, seed=0) is splits

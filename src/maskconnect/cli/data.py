@@ -90,9 +90,10 @@ def check(args: argparse.Namespace) -> None:
 
     splits = load(args.name, args.root, labels=args.labels, verified=not args.unverified)
     summed = args.name in WITH_SUMS and not args.unverified
-    report: Report = {"name": args.name, "train": _summary(splits.train), "test": _summary(splits.test)}
+    parts = {"train": splits.train, "validation": splits.validation, "test": splits.test}
+    report: Report = {"name": args.name, **{part: _summary(images) for part, images in parts.items() if images}}
     report |= {"checksums": "as published" if summed else "not checked", "unreadable": []}
-    for part, images in (("train", splits.train), ("test", splits.test)):
+    for part, images in parts.items():
         if isinstance(images, Files):
             with _progress(f"{part} files") as progress:
                 report["unreadable"] += unreadable(images, progress=progress)
@@ -147,19 +148,23 @@ def _summary(images: Images) -> Report:
         for end, count in (("smallest", min(counts)), ("largest", max(counts)))
     }
     shape = list(images.images.shape[1:]) if isinstance(images, Arrays) else None
+    folder = None if isinstance(images, Arrays) else f"{images.names[0].split('/')[0]}/"
     of_class = dict(zip(images.classes, counts, strict=True))
-    return {"images": len(images), "classes": len(counts), **ends, "shape": shape, "counts": of_class}
+    return {"images": len(images), "classes": len(counts), **ends, "shape": shape, "folder": folder, "counts": of_class}
 
 
 def _as_text(report: Report) -> str:
     lines = [report["name"]]
-    for part in ("train", "test"):
-        found = report[part]
+    for part in ("train", "validation", "test"):
+        found = report.get(part)
+        if found is None:
+            continue
         low, high = found["smallest"], found["largest"]
         spread = f"{low['images']:,} ({low['class']}) to {high['images']:,} ({high['class']}) a class"
         if low["images"] == high["images"]:
             spread = f"{low['images']:,} a class"
-        lines.append(f"  {part + ':':<11}{found['images']:,} images, {found['classes']:,} classes, {spread}")
+        where = f" in {found['folder']}" if found["folder"] else ""
+        lines.append(f"  {part + ':':<11}{found['images']:,} images{where}, {found['classes']:,} classes, {spread}")
         if low["images"] < high["images"] and found["classes"] <= MOST_COUNTS:
             lines.append(" " * 13 + ", ".join(f"{name} {count:,}" for name, count in found["counts"].items()))
     if report["train"]["shape"]:

@@ -15,10 +15,11 @@ from torch.nn import functional as F
 
 from maskconnect.errors import ConfigError, DataError, integer
 
-TOP, LEFT, FLIP = 0, 1, 2
-JITTER = 3  # three strengths
-LIGHTING = 6  # four numbers make three normal ones
-GEOMETRY = 10  # where in a file the crop lies (`geometry.py`)
+# The number in column 0 has decided the place of the image in the epoch (`randomness.order`).
+TOP, LEFT, FLIP = 1, 2, 3
+JITTER = 4  # three strengths
+LIGHTING = 7  # four numbers make three normal ones
+GEOMETRY = 11  # where in a file the crop lies (`geometry.py`)
 NUMBERS = 64
 """How many numbers every image gets."""
 
@@ -59,8 +60,14 @@ class Augmentation:
             raise ConfigError(f"test_shorter is {self.test_shorter}; it must be {self.size}, the size, or more.")
         if not (0 <= self.jitter < 1 and 0 <= self.lighting < math.inf):
             raise ConfigError(f"jitter is {self.jitter} and lighting {self.lighting}; needed are 0 to 1 and 0 or more.")
-        if self.lighting and len(self.components) != 3:
-            raise ConfigError("lighting needs the three principal components of colours (components).")
+        if self.lighting and [len(part) for part in self.components] != [3, 3, 3]:
+            raise ConfigError(
+                "lighting needs the three principal components of colours, three numbers each (components)."
+            )
+        if self.std is not None and not all(0 < number < math.inf for number in self.std):
+            raise ConfigError(f"std is {self.std}; it must be one number above 0 a channel.")
+        if self.std is not None and not isinstance(self.mean, str) and len(self.mean) != len(self.std):
+            raise ConfigError(f"mean has {len(self.mean)} numbers and std {len(self.std)}; each needs one a channel.")
 
 
 def pixel_mean(images: Tensor) -> Tensor:
@@ -77,6 +84,9 @@ def prepare(image_NCHW: Tensor, plan: Augmentation, mean: Tensor, number_NK: Ten
 
     `mean` is C x H x W, or C x 1 x 1, and is subtracted before anything is cut off.
     """
+    channels = image_NCHW.shape[1]
+    if mean.shape[0] != channels or len(plan.std or mean) != channels:
+        raise ConfigError(f"images have {channels} channels; mean has {mean.shape[0]}, and std must have as many.")
     x = image_NCHW.float() / 255
     if number_NK is not None and plan.jitter:
         x = jittered(x, plan.jitter, number_NK[:, JITTER : JITTER + 3])
@@ -112,8 +122,8 @@ def random_crop(x_NCHW: Tensor, size: int, number_NK: Tensor, *, flip: bool) -> 
         mirrored_N1 = number_NK[:, FLIP, None] < 0.5
         column_NS = torch.where(mirrored_N1, column_NS.flip(1), column_NS)
     pixel_NSS = (top_N1 + step)[:, :, None] * width + column_NS[:, None, :]
-    index = pixel_NSS.reshape(n, 1, -1).expand(-1, channels, -1)
-    return x_NCHW.reshape(n, channels, -1).gather(2, index).reshape(n, channels, size, size)
+    index = pixel_NSS.reshape(n, 1, size * size).expand(-1, channels, -1)
+    return x_NCHW.reshape(n, channels, height * width).gather(2, index).reshape(n, channels, size, size)
 
 
 def _check_size(height: int, width: int, size: int) -> None:

@@ -48,8 +48,15 @@ class Batches:
     _resident: Arrays | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
+        if integer("ranks", self.ranks) < 1 or not 0 <= integer("rank", self.rank) < self.ranks:
+            raise ConfigError(f"rank is {self.rank} of {self.ranks}; it must be 0 or more, and less than the ranks.")
         if integer("batch size", self.size) < 1 or self.size % self.ranks:
             raise ConfigError(f"the batch size is {self.size}; it must be a multiple of the {self.ranks} ranks.")
+        rest = len(self.images) % self.size
+        if self.training and 0 < rest < self.ranks:
+            raise ConfigError(
+                f"the last batch of an epoch would have {rest} images for {self.ranks} ranks; take another batch size."
+            )
         cuts = self.plan.area or self.plan.shorter if self.training else self.plan.test_shorter
         if isinstance(self.images, Files) and cuts is None:
             needed = "area or shorter" if self.training else "test_shorter"
@@ -69,8 +76,11 @@ class Batches:
 
     def epoch(self, number: int, *, first: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of an epoch from the one numbered `first` on: images and labels."""
-        seed = self.seed if self.training else 0
-        order = randomness.order(seed, number, len(self.images)) if self.training else np.arange(len(self.images))
+        if integer("first", first) < 0:
+            raise ConfigError(f"first is {first}; batches are numbered from 0 on.")
+        order = np.arange(len(self.images))
+        if self.training:
+            order = randomness.order(self.seed, number, len(self.images))
         parts = [self._part(order[k * self.size : (k + 1) * self.size]) for k in range(first, len(self))]
         raw = self._from_memory(parts) if self._resident is not None else self._from_files(number, parts)
         for index, (image_NCHW, labels) in zip(parts, raw, strict=True):
@@ -94,13 +104,23 @@ class Batches:
     def _from_files(self, epoch: int, parts: list[NDArray[np.int64]]) -> Iterator[tuple[Tensor, Tensor]]:
         assert isinstance(self.images, Files)
         pictures = Pictures(self.images, plan=self.plan, seed=self.seed if self.training else None, epoch=epoch)
-        sampler: Any = [part.tolist() for part in parts]
-        loader = DataLoader(pictures, batch_sampler=sampler, num_workers=self.workers, persistent_workers=False)
-        try:
-            for image_NCHW, labels in loader:
-                yield image_NCHW.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
-        except DataError as error:  # from a worker it comes with a traceback in its text
-            raise DataError(str(error).strip().splitlines()[-1].removeprefix(f"{_NAME}: ")) from None
+        for items in _loaded(pictures, [part.tolist() for part in parts], self.workers):
+            images = torch.stack([image for image, _ in items]) if items else torch.empty(0, 3, *[self.plan.size] * 2)
+            labels = torch.tensor([label for _, label in items], dtype=torch.int64)
+            yield images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
+
+
+def _loaded(pictures: Pictures, parts: Any, workers: int) -> Iterator[list[tuple[Tensor, int]]]:
+    """The pictures of each part, decoded by worker processes."""
+    # A generator of its own: the loader draws from it for its workers, and torch's global one is the network's.
+    own = torch.Generator()
+    try:
+        yield from DataLoader(pictures, batch_sampler=parts, num_workers=workers, collate_fn=list, generator=own)
+    except DataError as error:
+        said = str(error)
+        if said.startswith("Caught "):  # from a worker it comes with a traceback in its text
+            said = said.strip().rpartition(f"{_NAME}: ")[2]
+        raise DataError(said) from None
 
 
 _NAME = f"{DataError.__module__}.{DataError.__qualname__}"
@@ -141,16 +161,22 @@ def mean_of(train: Images, plan: Augmentation) -> Tensor:
 
 def in_memory(files: Files, *, workers: int = 0) -> Arrays:
     """All pictures of a set, decoded; they must be of one size."""
-    loader: Any = DataLoader(Pictures(files), batch_size=None, num_workers=workers)
-    found: list[Tensor] = []
-    for name, (image, _) in zip(files.names, loader, strict=True):
-        if found and image.shape != found[0].shape:
-            raise DataError(
-                f"{files.root / name} is {_size(image)}, {Path(files.names[0]).name} is {_size(found[0])}: images that "
-                "are kept in memory must be of one size."
-            )
-        found.append(image)
-    return Arrays(torch.stack(found), files.labels, files.classes)
+    if not len(files):
+        raise DataError(f"there are no images of this set in {files.root}.")
+    images, done = torch.empty(0, dtype=torch.uint8), 0
+    parts = [list(range(k, min(k + 64, len(files)))) for k in range(0, len(files), 64)]
+    for items in _loaded(Pictures(files), parts, workers):
+        for image, _ in items:
+            if not done:
+                images = torch.empty(len(files), *image.shape, dtype=torch.uint8)
+            if image.shape != images.shape[1:]:
+                raise DataError(
+                    f"{files.root / files.names[done]} is {_size(image)}, {Path(files.names[0]).name} is "
+                    f"{_size(images[0])}: images that are kept in memory must be of one size."
+                )
+            images[done] = image
+            done += 1
+    return Arrays(images, files.labels, files.classes)
 
 
 def _size(image: Tensor) -> str:

@@ -9,7 +9,7 @@ from maskconnect.data.folder import read_folder
 from maskconnect.data.mini import read_mini
 from maskconnect.data.sets import Splits, with_validation
 from maskconnect.data.small import read_digits, read_fashion_mnist
-from maskconnect.errors import ConfigError, unknown_name
+from maskconnect.errors import ConfigError, DataError, unknown_name
 
 ABOUT = {
     "digits": "1,797 digits of 8x8 in 10 classes; comes with scikit-learn",
@@ -53,7 +53,10 @@ def load(
 
 
 def _read(name: str, root: str | Path | None, labels: str, verified: bool, skip_unreadable: bool) -> Splits:
-    place = None if root is None else Path(root).expanduser()
+    try:
+        place = None if root is None else Path(root).expanduser()
+    except RuntimeError as error:  # of ~somebody whom this machine does not know
+        raise DataError(f"{root} is no folder: {error}") from None
     if name == "digits":
         return read_digits()
     if name == "fashion-mnist":

@@ -70,7 +70,11 @@ def read_cifar100(root: Path, *, labels: str = "fine", verified: bool = True) ->
     _, read = _open(root, "cifar100", {"cifar-100-python": "cifar-100-python.tar.gz"})
     meta = read_plain_pickle(_content(read, "meta", CIFAR100_MD5, verified), "meta")
     names = _entry(meta, f"{labels}_label_names".encode(), "meta")
-    classes = tuple(name.decode() if isinstance(name, bytes) else str(name) for name in names)
+    if not isinstance(names, list) or not all(isinstance(name, bytes | str) for name in names):
+        raise DataError("meta has no list of names; it is not a file of this set.")
+    classes = tuple(name.decode(errors="replace") if isinstance(name, bytes) else name for name in names)
+    if len(set(classes)) < len(classes):
+        raise DataError("meta names a class twice; it is not a file of this set.")
     key = f"{labels}_labels".encode()
     train, test = (
         _arrays(*_pickled(_content(read, name, CIFAR100_MD5, verified), name, key), classes)
@@ -127,12 +131,15 @@ def _content(read: Read, name: str, sums: dict[str, str], verified: bool) -> byt
 def _pickled(content: bytes, name: str, key: bytes) -> tuple[Any, Any]:
     """The pixels and labels of a batch of the python version."""
     batch = read_plain_pickle(content, name)
-    pixels, labels = np.asarray(_entry(batch, b"data", name)), np.asarray(_entry(batch, key, name))
+    try:
+        pixels, labels = np.asarray(_entry(batch, b"data", name)), np.asarray(_entry(batch, key, name))
+    except (ValueError, OverflowError):
+        raise DataError(f"{name} holds rows of different lengths; it is not a file of this set.") from None
     if pixels.ndim != 2 or pixels.shape[1] != 3072 or pixels.dtype != np.uint8:
         raise DataError(
             f"{name} holds pixels of shape {pixels.shape} and type {pixels.dtype}; needed are N x 3072 of uint8."
         )
-    if labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) != len(pixels):
+    if labels.ndim != 1 or labels.dtype.kind != "i" or len(labels) != len(pixels):
         raise DataError(
             f"{name} holds {len(pixels)} images and labels of shape {labels.shape}; needed is one integer each."
         )

@@ -77,14 +77,19 @@ def with_pillow(data: bytes, name: str) -> Pixels:
         ) from None
 
 
-def resize(image_HW3: Pixels, height: int, width: int) -> Pixels:
-    """The whole image in another size, bilinear; when it shrinks, every old pixel counts (antialiasing)."""
+def resize(
+    image_HW3: Pixels, height: int, width: int, *, box: tuple[float, float, float, float] | None = None
+) -> Pixels:
+    """The image, or a part of it, in another size, bilinear; when it shrinks, every old pixel counts (antialiasing).
+
+    `box` is left, top, right and bottom of the part, in pixels and fractions of them.
+    """
     if integer("height", height) < 1 or integer("width", width) < 1:
         raise ConfigError(f"height and width are {height} and {width}; both must be 1 or more.")
-    if image_HW3.shape[:2] == (height, width):
+    if box is None and image_HW3.shape[:2] == (height, width):
         return image_HW3
     pillow = need("PIL.Image", extra="data")
-    return np.array(pillow.fromarray(image_HW3).resize((width, height), pillow.Resampling.BILINEAR))
+    return np.array(pillow.fromarray(image_HW3).resize((width, height), pillow.Resampling.BILINEAR, box=box))
 
 
 def resize_shorter(image_HW3: Pixels, side: int) -> Pixels:

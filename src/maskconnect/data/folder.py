@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -23,7 +24,7 @@ Progress = Callable[[int, int], None]
 
 SUFFIXES = (".jpeg", ".jpg", ".png")
 TEST_FOLDERS = ("val", "validation", "test")
-"""Where the test images are; the first that exists. ImageNet's labels of test/ are secret, so val/ comes first."""
+"""Where the test images are; the first that exists, unless test/ has class folders too. ImageNet's test/ has none."""
 
 MANY = 10_000
 """From how many images on it pays to start worker processes, which takes seconds."""
@@ -32,16 +33,18 @@ MANY = 10_000
 def read_folder(root: Path, *, skip_unreadable: bool = False) -> Splits:
     """The images in `train/<class>/` and in `val/<class>/` (or `validation/`, or `test/`) below a folder.
 
+    With both `val/<class>/` and `test/<class>/`, the first is for validation and the second for testing.
+
     The classes are the sorted names of the folders in `train/`. Images may lie at any depth below their class; what is
     hidden, is in no class folder, or is neither .jpeg, .jpg nor .png is passed over. No image is decoded, so that a
     damaged one is an error only when it is used, unless `skip_unreadable` is set: that decodes all of them once, and
     leaves the damaged ones out.
     """
     root = Path(root)
-    folders = (root / "train", _test_folder(root))
-    classes = _common_classes(*folders)
-    train, test = ({name: image_names(root, folder / name) for name in classes} for folder in folders)
-    splits = Splits(train=files_of(root, train), test=files_of(root, test))
+    folders = [root / "train", *_other_folders(root)]
+    classes = _common_classes(folders)
+    parts = [files_of(root, {name: image_names(root, folder / name) for name in classes}) for folder in folders]
+    splits = Splits(train=parts[0], validation=parts[1] if len(parts) == 3 else None, test=parts[-1])
     return readable_only(splits) if skip_unreadable else splits
 
 
@@ -73,9 +76,13 @@ def unreadable(files: Files, *, progress: Progress | None = None) -> list[str]:
 
 def readable_only(splits: Splits) -> Splits:
     """The splits without the files that cannot be decoded; it is an error if that leaves a class empty."""
-    assert isinstance(splits.train, Files)
-    assert isinstance(splits.test, Files)
-    return Splits(train=_readable_files(splits.train), test=_readable_files(splits.test))
+    train, validation, test = (
+        _readable_files(part) if isinstance(part, Files) else None
+        for part in (splits.train, splits.validation, splits.test)
+    )
+    assert train is not None
+    assert test is not None
+    return Splits(train=train, validation=validation, test=test)
 
 
 def class_names(folder: Path) -> list[str]:
@@ -129,24 +136,26 @@ def _check_folder(root: Path) -> None:
         )
 
 
-def _test_folder(root: Path) -> Path:
-    """The folder of the test images; both it and that of the training images must be there."""
+def _other_folders(root: Path) -> list[Path]:
+    """The folder of the test images; of validation and test images if there are both, sorted into classes."""
     _check_folder(root)
     if not (root / "train").is_dir():
         raise DataError(f"{root} has no folder train/; put the training images there, a folder a class.")
-    for name in TEST_FOLDERS:
-        if (root / name).is_dir():
-            return root / name
-    raise DataError(
-        f"{root} has no folder val/, validation/ or test/; put the validation images into one of them, a "
-        "folder a class."
-    )
+    found = [root / name for name in TEST_FOLDERS if (root / name).is_dir()]
+    if not found:
+        raise DataError(
+            f"{root} has no folder val/, validation/ or test/; put the validation images into one of them, a "
+            "folder a class."
+        )
+    sorted_test = found[-1].name == "test" and any(path.is_dir() for path in found[-1].iterdir())
+    return [found[0], found[-1]] if len(found) > 1 and sorted_test else found[:1]
 
 
-def _common_classes(train: Path, test: Path) -> list[str]:
-    """The classes, which must be the same in both folders."""
-    classes = {folder: class_names(folder) for folder in (train, test)}
-    for here, there in ((test, train), (train, test)):
+def _common_classes(folders: Sequence[Path]) -> list[str]:
+    """The classes, which must be the same in all folders."""
+    classes = {folder: class_names(folder) for folder in folders}
+    train = folders[0]
+    for here, there in [pair for other in folders[1:] for pair in ((other, train), (train, other))]:
         extra = sorted(set(classes[here]) - set(classes[there]))
         if extra:
             more = f" (and {len(extra) - 1} more)" if len(extra) > 1 else ""
@@ -160,6 +169,9 @@ def _common_classes(train: Path, test: Path) -> list[str]:
 def _readable_files(files: Files) -> Files:
     """The files without the damaged ones."""
     bad = set(unreadable(files))
+    if bad:
+        shown = ", ".join(sorted(bad)[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
+        warnings.warn(f"{len(bad)} files in {files.root} cannot be read and are left out: {shown}", stacklevel=2)
     kept = files.subset(torch.tensor([i for i, name in enumerate(files.names) if name not in bad], dtype=torch.int64))
     counts = torch.bincount(kept.labels, minlength=len(kept.classes))
     if not counts.all():

@@ -4,7 +4,7 @@
     shorter   the shorter side scaled to a random length, then a square anywhere (as for ResNet)
     test      the shorter side scaled to a fixed length, then the square in the centre
 
-The part is cut out first and scaled after, which costs less than to scale the whole picture.
+The part alone is scaled, which costs less than to scale the whole picture; so it may begin between two pixels.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ TRIES = 10
 class Box:
     """A part of a picture."""
 
-    top: int
-    left: int
-    height: int
-    width: int
+    top: float
+    left: float
+    height: float
+    width: float
 
 
 def area_box(height: int, width: int, area: tuple[float, float], numbers: NDArray[np.float64]) -> Box:
@@ -46,14 +46,14 @@ def area_box(height: int, width: int, area: tuple[float, float], numbers: NDArra
 def shorter_box(height: int, width: int, size: int, shorter: tuple[int, int], numbers: NDArray[np.float64]) -> Box:
     """The part that becomes a square of `size` when the shorter side is scaled to a random length."""
     scaled = shorter[0] + int(numbers[0] * (shorter[1] - shorter[0] + 1))
-    side = max(1, round(min(height, width) * size / scaled))
-    return Box(int(numbers[1] * (height - side + 1)), int(numbers[2] * (width - side + 1)), side, side)
+    side = min(height, width) * size / scaled
+    return Box(numbers[1] * (height - side), numbers[2] * (width - side), side, side)
 
 
 def centre_box(height: int, width: int, share: float) -> Box:
     """The square in the centre with this share of the shorter side."""
-    side = max(1, round(min(height, width) * share))
-    return Box((height - side) // 2, (width - side) // 2, side, side)
+    side = min(height, width) * share
+    return Box((height - side) / 2, (width - side) / 2, side, side)
 
 
 def cut(image_HWC: NDArray[np.uint8], plan: Augmentation, numbers: NDArray[np.float64] | None) -> NDArray[np.uint8]:
@@ -67,5 +67,5 @@ def cut(image_HWC: NDArray[np.uint8], plan: Augmentation, numbers: NDArray[np.fl
     else:
         assert plan.shorter is not None
         box = shorter_box(height, width, plan.size, plan.shorter, numbers)
-    part = image_HWC[box.top : box.top + box.height, box.left : box.left + box.width]
-    return resize(part, plan.size, plan.size)
+    right, bottom = min(box.left + box.width, width), min(box.top + box.height, height)
+    return resize(image_HWC, plan.size, plan.size, box=(box.left, box.top, right, bottom))

@@ -139,7 +139,7 @@ def _pooled(root: Path) -> dict[str, list[str]]:
     seen: dict[str, str] = {}
     for table, filename, label in _rows(root):
         path = folder / filename
-        if not path.is_relative_to(root) or not path.is_file():
+        if ".." in path.parts or not path.is_relative_to(root) or not path.is_file():
             raise DataError(f"{table} names {filename}, which is not in {folder}; put it there, or remove its row.")
         name = path.relative_to(root).as_posix()
         if name in seen:
@@ -163,13 +163,21 @@ def _rows(root: Path) -> Iterator[tuple[Path, str, str]]:
                 found = repr(",".join(reader.fieldnames or ()))
                 raise DataError(f"the first line of {table} is {found}; it must name the columns filename,label.")
             empty = True
-            for row in reader:
+            for row in _rows_of(reader, table):
                 if not row["filename"] or not row["label"]:
                     raise DataError(f"line {reader.line_num} of {table} has no filename or no label; it needs both.")
                 empty = False
                 yield table, row["filename"], row["label"]
         if empty:
             raise DataError(f"{table} has no rows; each of the three tables must have those of its classes.")
+
+
+def _rows_of(reader: csv.DictReader[str], table: Path) -> Iterator[dict[str, str]]:
+    """The rows of a table, if it is one to its end."""
+    try:
+        yield from reader
+    except csv.Error as error:
+        raise DataError(f"line {reader.line_num} of {table} is no row of a table ({error}); mend it.") from None
 
 
 def _draw(imagenet_root: Path, made: Path, plan: Manifest) -> Iterator[tuple[str | None, str]]:

@@ -9,11 +9,16 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from maskconnect.errors import ConfigError
+
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def uniform(seed: int, epoch: int, index: NDArray[np.int64], count: int) -> NDArray[np.float64]:
     """`count` numbers in [0, 1) for every image at `index`: an array of N x count."""
+    for name, number in (("seed", seed), ("epoch", epoch)):
+        if not 0 <= number < 2**63:
+            raise ConfigError(f"{name} is {number}; it must be at least 0 and below 2**63.")
     with np.errstate(over="ignore"):
         key = _mix(_mix(np.uint64(seed)) ^ np.uint64(epoch))
         image = _mix(key ^ index.astype(np.uint64))
@@ -22,7 +27,7 @@ def uniform(seed: int, epoch: int, index: NDArray[np.int64], count: int) -> NDAr
 
 
 def order(seed: int, epoch: int, size: int) -> NDArray[np.int64]:
-    """In which order the images of an epoch come: a permutation of 0 to size-1."""
+    """In which order the images of an epoch come: a permutation of 0 to size-1, by the first number of each."""
     number = uniform(seed, epoch, np.arange(size), 1)[:, 0]
     return np.argsort(number, kind="stable")
 

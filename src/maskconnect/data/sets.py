@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from maskconnect.errors import ConfigError, DataError
+from maskconnect.errors import ConfigError, DataError, integer
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,6 +23,9 @@ class Arrays:
     classes: tuple[str, ...]
 
     def __post_init__(self) -> None:
+        if self.images.dtype != torch.uint8 or self.images.dim() != 4:
+            found = f"{tuple(self.images.shape)} of {self.images.dtype}"
+            raise DataError(f"images are {found}; needed are bytes (torch.uint8), N x C x H x W.")
         check_labels(self.labels, len(self.images), len(self.classes))
 
     def __len__(self) -> int:
@@ -67,6 +70,8 @@ class Splits:
 
 def check_labels(labels: Tensor, images: int, classes: int) -> None:
     """There is one label an image, and each of them names a class."""
+    if labels.dtype != torch.int64:
+        raise DataError(f"labels are of {labels.dtype}; they must be torch.int64.")
     if len(labels) != images:
         raise DataError(f"there are {images} images and {len(labels)} labels.")
     if images and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
@@ -77,12 +82,16 @@ def check_labels(labels: Tensor, images: int, classes: int) -> None:
 def with_validation(splits: Splits, count: int, seed: int) -> Splits:
     """Carve `count` images out of the training set, of every class alike (to one image), by a seeded choice."""
     train = splits.train
-    if not 0 <= count < len(train):
+    if integer("validation", count) == 0:
+        return splits
+    if splits.validation is not None:
+        raise ConfigError(f"validation is {count}, but the set has validation images of its own; leave it at 0.")
+    if not 0 < count < len(train):
         raise ConfigError(
             f"validation is {count}; it must be 0 or more, and less than the {len(train)} training images."
         )
-    if count == 0:
-        return splits
+    if not 0 <= integer("seed", seed) < 2**63:
+        raise ConfigError(f"seed is {seed}; it must be at least 0 and below 2**63.")
     order = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed))
     members = [order[train.labels[order] == label] for label in range(len(train.classes))]
     shares = [len(index) * count / len(train) for index in members]
@@ -90,6 +99,11 @@ def with_validation(splits: Splits, count: int, seed: int) -> Splits:
     by_remainder = sorted(range(len(shares)), key=lambda label: taken[label] - shares[label])
     for label in by_remainder[: count - sum(taken)]:
         taken[label] += 1
+    for label, (index, k) in enumerate(zip(members, taken, strict=True)):
+        if len(index) and len(index) == k:
+            raise ConfigError(
+                f"validation is {count}, which leaves class {train.classes[label]!r} no image to train on; take fewer."
+            )
     chosen = torch.cat([index[:k] for index, k in zip(members, taken, strict=True)]).sort().values
     kept = torch.ones(len(train), dtype=torch.bool)
     kept[chosen] = False

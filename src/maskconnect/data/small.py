@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import zlib
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,8 @@ def read_fashion_mnist(root: Path | None) -> Splits:
         )
         for part in ("train", "t10k")
     )
+    if train.images.shape[1:] != (1, 28, 28) or test.images.shape[1:] != (1, 28, 28):
+        raise DataError(f"the images in {place} are not of 28x28; these are not the files of fashion-mnist.")
     return Splits(train=train, test=test)
 
 
@@ -74,7 +77,7 @@ def _idx(root: Path, name: str, axes: int) -> Any:
         raise DataError(f"{path} is no idx file of bytes with {axes} axes.")
     lengths = [int.from_bytes(content[4 * k : 4 * k + 4], "big") for k in range(1, axes + 1)]
     values = content[4 * (axes + 1) :]
-    if len(values) != int(np.prod(lengths)):
+    if len(values) != math.prod(lengths):
         raise DataError(
             f"{path} has {len(values)} values, its head says {' x '.join(map(str, lengths))}: it is cut short."
         )
