@@ -199,14 +199,15 @@ def test_digits_need_neither_a_fetch_nor_a_folder(capsys):
 def test_build_mini_hands_its_arguments_on(capsys, monkeypatch, tmp_path):
     asked = []
 
-    def build_mini(imagenet_root, dest, *, seed, progress):
-        asked.append((imagenet_root, dest, seed))
+    def build_mini(imagenet_root, dest, *, seed, manifest, progress):
+        asked.append((imagenet_root, dest, seed, manifest))
         progress(60_000, 60_000)
         return dest
 
     monkeypatch.setattr(mini, "build_mini", build_mini)
-    code, printed, progress = run(capsys, "data", "build-mini", tmp_path / "in", tmp_path / "out", "--seed", 3)
-    assert (code, asked) == (0, [(tmp_path / "in", tmp_path / "out", 3)])
+    flags = ("--seed", 3, "--manifest", tmp_path / "manifest.json")
+    code, printed, progress = run(capsys, "data", "build-mini", tmp_path / "in", tmp_path / "out", *flags)
+    assert (code, asked) == (0, [(tmp_path / "in", tmp_path / "out", 3, tmp_path / "manifest.json")])
     assert f"mini-imagenet is in {tmp_path / 'out'};" in printed
     assert progress == "images: 60,000 of 60,000\n"
 

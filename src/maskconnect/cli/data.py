@@ -56,6 +56,9 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     verb.add_argument("imagenet", metavar="IMAGENET", type=Path, help="the folder that ImageNet's train/ is in")
     verb.add_argument("dest", metavar="DIR", type=Path, help="a new folder")
     verb.add_argument("--seed", type=int, default=0, metavar="N", help="which classes and images (default: 0)")
+    verb.add_argument(
+        "--manifest", type=Path, metavar="FILE", help="make the very set again whose manifest.json this is"
+    )
 
 
 def list_sets(args: argparse.Namespace) -> None:
@@ -120,7 +123,8 @@ def build(args: argparse.Namespace) -> None:
     from maskconnect.data.mini import build_mini
 
     with _progress("images") as progress:
-        made = build_mini(args.imagenet.expanduser(), args.dest.expanduser(), seed=args.seed, progress=progress)
+        source, dest = args.imagenet.expanduser(), args.dest.expanduser()
+        made = build_mini(source, dest, seed=args.seed, manifest=args.manifest, progress=progress)
     print(f"mini-imagenet is in {made}; what each image was made from is in {made / 'manifest.json'}.")
 
 

@@ -91,7 +91,7 @@ def _open(root: Path, name: str, forms: dict[str, str]) -> tuple[str, Read]:
                 return folder, partial(_member_of_folder, place)
         for place in (root, root / archive):
             if place.is_file() and place.name == archive:
-                return folder, partial(_member_of_archive, place, folder)
+                return folder, partial(_member_of_archive, _members(place, folder))
     if root.is_file():
         raise DataError(f"{root} is none of {', '.join(forms.values())}; give the archive under its own name.")
     wanted = ", ".join([*forms, *forms.values()])
@@ -102,15 +102,25 @@ def _member_of_folder(folder: Path, file: str) -> bytes:
     return (folder / file).read_bytes()
 
 
-def _member_of_archive(path: Path, folder: str, file: str) -> bytes:
+def _member_of_archive(members: dict[str, bytes], file: str) -> bytes:
+    if file not in members:
+        raise FileNotFoundError(file)
+    return members[file]
+
+
+def _members(path: Path, folder: str) -> dict[str, bytes]:
+    """The files of an archive, all at once, because it can only be unpacked from its beginning."""
+    wanted = {f"{folder}/{name}": name for name in (*CIFAR10_MD5, *CIFAR10_BIN_MD5, *CIFAR100_MD5)}
+    found = {}
     try:
         with tarfile.open(path) as archive:
-            member = archive.extractfile(f"{folder}/{file}")
-            return member.read() if member else b""
-    except KeyError:
-        raise FileNotFoundError(file) from None
+            for member in archive:
+                content = archive.extractfile(member) if member.name in wanted else None
+                if content is not None:
+                    found[wanted[member.name]] = content.read()
     except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
         raise DataError(f"{path} is damaged or cut short ({type(error).__name__}); get it again.") from None
+    return found
 
 
 def _content(read: Read, name: str, sums: dict[str, str], verified: bool) -> bytes:
