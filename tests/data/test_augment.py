@@ -111,6 +111,9 @@ def test_lighting_adds_one_colour_to_an_image_with_the_given_spread():
         ({"size": 4, "shorter": (3, 9)}, "needed are two lengths from 4 on, the smaller first"),
         ({"size": 4, "shorter": (4, 9), "area": (0.1, 1)}, "area and shorter are both given"),
         ({"size": 4, "test_shorter": 3}, "test_shorter is 3; it must be 4, the size, or more"),
+        ({"size": 4, "std": (0.0, 1.0)}, "std is .*one number above 0 a channel"),
+        ({"size": 4, "mean": (0.1,), "std": (1.0, 1.0)}, "mean has 1 numbers and std 2"),
+        ({"size": 4, "lighting": 0.1, "components": ((1,), (1,), (1,))}, "three numbers each"),
         ({"size": 4, "jitter": 1.5}, r"jitter is 1\.5"),
         ({"size": 4, "lighting": 0.1}, "lighting needs the three principal components"),
     ],
@@ -118,6 +121,17 @@ def test_lighting_adds_one_colour_to_an_image_with_the_given_spread():
 def test_a_plan_that_cannot_be_meant_is_an_error(plan, said):
     with pytest.raises(mc.ConfigError, match=said):
         Augmentation(**plan)
+
+
+def test_a_plan_for_another_number_of_channels_is_an_error():
+    grey, nothing = IMAGES[:, :1], torch.zeros(1, 1, 1)
+    rgb = ((0.1, 0, 0), (0, 0.1, 0), (0, 0, 0.1))
+    with pytest.raises(mc.ConfigError, match="these images have 1 channels"):
+        prepare(grey, Augmentation(size=12, lighting=0.1, components=rgb), nothing, numbers())
+    with pytest.raises(mc.ConfigError, match="images have 3 channels; mean has 1"):
+        prepare(IMAGES, Augmentation(size=12), nothing, None)
+    with pytest.raises(mc.ConfigError, match="images have 1 channels; mean has 1, and std must have as many"):
+        prepare(grey, Augmentation(size=12, std=(1, 2)), nothing, None)
 
 
 def test_a_crop_larger_than_the_image_is_an_error():

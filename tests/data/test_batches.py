@@ -90,6 +90,11 @@ def test_ranks_that_cannot_be_are_an_error(digits, options, said):
         next(batches(digits).epoch(0, first=-1))
 
 
+def test_ways_to_cut_files_are_not_for_images_in_memory(digits):
+    with pytest.raises(mc.ConfigError, match="area and shorter are for images in files"):
+        batches(digits, Augmentation(size=8, area=(0.5, 1)))
+
+
 def test_decoding_leaves_the_random_numbers_of_the_network_alone(files):
     before = torch.get_rng_state()
     list(batches(files, PICTURES, size=4).epoch(0))

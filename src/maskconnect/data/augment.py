@@ -87,6 +87,8 @@ def prepare(image_NCHW: Tensor, plan: Augmentation, mean: Tensor, number_NK: Ten
     channels = image_NCHW.shape[1]
     if mean.shape[0] != channels or len(plan.std or mean) != channels:
         raise ConfigError(f"images have {channels} channels; mean has {mean.shape[0]}, and std must have as many.")
+    if plan.lighting and channels != 3:
+        raise ConfigError(f"lighting is of red, green and blue; these images have {channels} channels.")
     x = image_NCHW.float() / 255
     if number_NK is not None and plan.jitter:
         x = jittered(x, plan.jitter, number_NK[:, JITTER : JITTER + 3])

@@ -64,6 +64,10 @@ class Batches:
                 f"images in files are of any size, and nothing says how to cut them: set {needed}, or take images of "
                 "one size into memory with in_memory(files)."
             )
+        if isinstance(self.images, Arrays) and (self.plan.area or self.plan.shorter):
+            raise ConfigError(
+                "area and shorter are for images in files; those in memory are padded and cropped as they are."
+            )
         self.mean = self.mean.to(self.device)
         if isinstance(self.images, Arrays):
             self._resident = Arrays(
