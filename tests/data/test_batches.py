@@ -7,8 +7,11 @@ from torch.nn import functional as F
 
 import maskconnect as mc
 from maskconnect.data import Arrays, Augmentation, Batches, Files, in_memory, load, mean_of
-from maskconnect.data.decode import resize_shorter
+from maskconnect.data.augment import GEOMETRY, LIGHTING, NUMBERS
+from maskconnect.data.batches import Pictures
+from maskconnect.data.decode import decode, resize_shorter
 from maskconnect.data.geometry import Box, area_box, centre_box, cut, shorter_box
+from maskconnect.data.randomness import uniform
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -31,6 +34,13 @@ def test_an_epoch_shows_every_image_once_and_each_epoch_in_another_order(digits)
     assert len(found) == len(list(found.epoch(0))) == -(-len(digits) // 64)
     assert labels[0].sort().values.equal(digits.labels.sort().values)
     assert not labels[0].equal(labels[1])
+
+
+def test_an_image_is_augmented_otherwise_in_every_epoch(digits):
+    one = digits.subset(torch.tensor([0]))
+    plan = Augmentation(size=8, pad=4, mean=(0.0,))
+    shown = {str(next(batches(one, plan).epoch(epoch))[0].tolist()) for epoch in range(12)}
+    assert len(shown) > 6
 
 
 def test_a_resumed_epoch_goes_on_as_it_would_have(digits):
@@ -149,6 +159,16 @@ def test_pictures_are_the_same_whatever_the_number_of_workers(files):
         assert torch.equal(y, b)
     assert torch.equal(rest[0][0], alone[1][0])
     assert not torch.equal(alone[0][0], next(iter(batches(files, PICTURES, size=4).epoch(4)))[0])
+
+
+def test_where_a_picture_is_cut_follows_from_numbers_of_its_own(files):
+    """Neither from those that decide the order, nor from those that flip it and change its colours."""
+    image, _ = Pictures(files, plan=PICTURES, seed=2, epoch=5)[7]
+    numbers = uniform(2, 5, np.array([7]), NUMBERS)[0]
+    wanted = cut(decode(files.root / files.names[7]), PICTURES, numbers[GEOMETRY:])
+    assert torch.equal(image, torch.from_numpy(wanted).permute(2, 0, 1))
+    assert GEOMETRY >= LIGHTING + 4
+    assert GEOMETRY + 40 <= NUMBERS
 
 
 def test_a_picture_that_cannot_be_read_is_named(files, tmp_path):
