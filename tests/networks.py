@@ -80,3 +80,18 @@ def option_a(y: Tensor, shape: torch.Size) -> Tensor:
         return y
     stride = y.shape[-1] // shape[-1]
     return torch.cat([F.avg_pool2d(y, 1, stride), y.new_zeros(shape[0], shape[1] - y.shape[1], *shape[2:])], dim=1)
+
+
+class EncoderBlock(nn.Module):
+    """Attention and an MLP, each after a layer norm."""
+
+    def __init__(self, width=16):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = nn.MultiheadAttention(width, 4, batch_first=True)
+        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+    def forward(self, x, key_padding_mask=None):
+        y = self.norm1(x)
+        x = x + self.attention(y, y, y, need_weights=False, key_padding_mask=key_padding_mask)[0]
+        return x + self.mlp(self.norm2(x))

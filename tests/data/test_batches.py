@@ -9,7 +9,7 @@ import maskconnect as mc
 from maskconnect.data import Arrays, Augmentation, Batches, Files, in_memory, load, mean_of
 from maskconnect.data.augment import GEOMETRY, LIGHTING, NUMBERS
 from maskconnect.data.batches import Pictures
-from maskconnect.data.decode import decode, resize_shorter
+from maskconnect.data.decode import decode, resize
 from maskconnect.data.geometry import Box, area_box, centre_box, cut, shorter_box
 from maskconnect.data.randomness import uniform
 
@@ -243,7 +243,8 @@ def test_the_test_crop_is_that_of_scaling_the_whole_picture_first(height, width)
     waves = [127 + 120 * np.sin(down / 9 + k) * np.cos(across / 7) for k in range(3)]
     smooth = np.stack(waves, axis=2).astype(np.uint8)
     found = cut(smooth, Augmentation(size=224, test_shorter=256), None).astype(int)
-    whole = resize_shorter(smooth, 256)
+    scale = 256 / min(height, width)
+    whole = resize(smooth, round(height * scale), round(width * scale))
     top, left = (whole.shape[0] - 224) // 2, (whole.shape[1] - 224) // 2
     assert abs(found - whole[top : top + 224, left : left + 224].astype(int)).max() <= 1
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from maskconnect.data import decode as module
-from maskconnect.data.decode import decode, decoder_name, resize, resize_shorter, with_pillow, with_simplejpeg
+from maskconnect.data.decode import decode, decoder_name, resize, with_pillow, with_simplejpeg
 from maskconnect.errors import ConfigError, DataError, MaskConnectError
 
 Image = pytest.importorskip("PIL.Image")
@@ -261,18 +261,15 @@ def test_resize_takes_the_height_first_and_grows_too():
     assert resize(photo(), 100, 7).shape == (100, 7, 3)
 
 
-@pytest.mark.parametrize(
-    ("size", "expected"), [((48, 64), (12, 16)), ((64, 48), (16, 12)), ((375, 500), (12, 16)), ((30, 30), (12, 12))]
-)
-def test_resize_shorter_keeps_the_proportions(size, expected):
-    assert resize_shorter(photo(*size), 12).shape == (*expected, 3)
+def test_a_part_of_an_image_may_begin_between_two_pixels():
+    steps = np.repeat(np.arange(0, 200, 20, dtype=np.uint8)[None, :, None], 10, axis=0).repeat(3, axis=2)
+    part = resize(steps, 2, 2, box=(2.5, 0, 4.5, 2))
+    assert part[0, :, 0].tolist() == [50, 70]  # half of 40 and half of 60, half of 60 and half of 80
 
 
 def test_a_size_of_nothing_is_an_error():
     with pytest.raises(ConfigError, match="height and width are 0 and 5; both must be 1 or more"):
         resize(photo(), 0, 5)
-    with pytest.raises(ConfigError, match="must be 1 or more"):
-        resize_shorter(photo(), 0)
 
 
 def test_without_pillow_the_package_is_imported_and_decoding_says_what_to_install(tmp_path):

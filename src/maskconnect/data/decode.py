@@ -92,13 +92,6 @@ def resize(
     return np.array(pillow.fromarray(image_HW3).resize((width, height), pillow.Resampling.BILINEAR, box=box))
 
 
-def resize_shorter(image_HW3: Pixels, side: int) -> Pixels:
-    """The whole image, its shorter side `side` pixels long and the other in proportion."""
-    height, width, _ = image_HW3.shape
-    shorter = min(height, width)
-    return resize(image_HW3, *(round(length * integer("side", side) / shorter) for length in (height, width)))
-
-
 @functools.cache  # a failing import searches the disk anew for every image
 def _simplejpeg() -> ModuleType | None:
     """The faster decoder, if it is installed."""
