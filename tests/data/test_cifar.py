@@ -43,6 +43,14 @@ def write_100(folder, **changes):
     return folder
 
 
+def pack(folder, place):
+    place.mkdir()
+    archive = place / f"{folder.name}.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(folder, folder.name)
+    return archive
+
+
 def test_the_python_and_the_binary_version_of_cifar10_are_the_same(tmp_path):
     write_python10(tmp_path / "a" / "cifar-10-batches-py")
     write_binary10(tmp_path / "b" / "cifar-10-batches-bin")
@@ -65,10 +73,7 @@ def test_cifar100_has_fine_and_coarse_labels(tmp_path, labels):
 
 def test_a_folder_its_parent_and_the_archive_are_all_accepted(tmp_path):
     folder = write_100(tmp_path / "cifar-100-python")
-    archive = tmp_path / "packed" / "cifar-100-python.tar.gz"
-    archive.parent.mkdir()
-    with tarfile.open(archive, "w:gz") as tar:
-        tar.add(folder, "cifar-100-python")
+    archive = pack(folder, tmp_path / "packed")
     wanted = load("cifar100", tmp_path, verified=False).train.images
     for place in (folder, archive, archive.parent, str(archive)):
         assert torch.equal(load("cifar100", place, verified=False).train.images, wanted)
@@ -97,10 +102,7 @@ def test_what_is_missing_is_named_with_the_command_that_gets_it(tmp_path):
 
 def test_a_truncated_archive_is_an_error(tmp_path):
     folder = write_100(tmp_path / "cifar-100-python")
-    archive = tmp_path / "cut" / "cifar-100-python.tar.gz"
-    archive.parent.mkdir()
-    with tarfile.open(archive, "w:gz") as tar:
-        tar.add(folder, "cifar-100-python")
+    archive = pack(folder, tmp_path / "cut")
     archive.write_bytes(archive.read_bytes()[: archive.stat().st_size // 2])
     with pytest.raises(mc.DataError, match="is damaged or cut short"):
         load("cifar100", archive.parent, verified=False)

@@ -34,6 +34,7 @@ class TappedStack(MaskedStack):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._taps = [Tap(self, number, block) for number, block in enumerate(self.blocks)]  # no children of the stack
+        self._prev = self.layout.prev()
         self._walk: Walk | None = None
 
     def __len__(self) -> int:
@@ -47,7 +48,8 @@ class TappedStack(MaskedStack):
 
     def run(self, number: int, block: nn.Module, x: Any, *args: Any, **kwargs: Any) -> Any:
         """Run one block, in the place of x, which the model hands to it, on the aggregate of its active sources."""
-        if not self.learning and self.masks.settled().sources == self.layout.prev():
+        fixed = self.masks.fixed
+        if fixed is not None and fixed.sources == self._prev:
             return block(x, *args, **kwargs)
         last = number == len(self) - 1
         walk = self._begin() if number == 0 else self._follow(number)
