@@ -1,0 +1,75 @@
+"""Plain tables into dataclasses, strictly: no unknown key, no missing one, no value of another type."""
+
+from __future__ import annotations
+
+import difflib
+import types
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from maskconnect.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def read(kind: type[T], table: object, path: str = "") -> T:
+    """The dataclass `kind` made from a table; `path` is where in the recipe that table stands."""
+    if not isinstance(table, dict):
+        raise ConfigError(f"{path or 'the recipe'} is {table!r}; it must be a table.")
+    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
+    for key in table:
+        if key not in known:
+            raise unknown_field(path, key, known)
+    for name, field in known.items():
+        if name not in table and field.default is MISSING and field.default_factory is MISSING:
+            raise ConfigError(f"{_join(path, name)} is missing.")
+    hints = get_type_hints(kind)
+    return kind(**{key: _value(hints[key], value, _join(path, key)) for key, value in table.items()})
+
+
+def unknown_field(path: str, key: str, known: Any) -> ConfigError:
+    """The error for a key that is no field, with the nearest that is."""
+    names = [_join(path, name) for name in known]
+    near = difflib.get_close_matches(_join(path, key), names, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"{path or 'a recipe'} has: {', '.join(known)}."
+    return ConfigError(f"{_join(path, key)} is no field; {hint}")
+
+
+def _value(kind: Any, value: Any, path: str) -> Any:
+    """`value` as what `kind` says it must be."""
+    if kind is Any:
+        return value
+    if is_dataclass(kind):
+        return read(kind, value, path)  # type: ignore[arg-type]
+    options = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    for option in options:
+        if option is type(None):
+            continue
+        if is_dataclass(option):
+            return read(option, value, path)  # type: ignore[arg-type]
+        if get_origin(option) is tuple and isinstance(value, list | tuple):
+            return _items(option, value, path)
+        if option is float and isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        if option in (int, str, bool) and type(value) is option:
+            return value
+    wanted = " or ".join(_NAMES.get(get_origin(option) or option, "") for option in options if option is not _NONE)
+    raise ConfigError(f"{path} is {value!r}; it must be {wanted}.")
+
+
+def _items(kind: Any, value: Any, path: str) -> tuple[Any, ...]:
+    kinds = get_args(kind)
+    if kinds[-1] is ...:
+        names = [item.get("name", i) if isinstance(item, dict) else i for i, item in enumerate(value)]
+        return tuple(_value(kinds[0], item, _join(path, str(name))) for name, item in zip(names, value, strict=True))
+    if len(value) != len(kinds):
+        raise ConfigError(f"{path} is {value!r}; it must have {len(kinds)} values.")
+    return tuple(_value(k, item, path) for k, item in zip(kinds, value, strict=True))
+
+
+_NONE = type(None)
+_NAMES: dict[Any, str] = {int: "an integer", float: "a number", str: "a text", bool: "true or false", tuple: "a list"}
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key

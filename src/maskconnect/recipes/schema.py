@@ -1,0 +1,194 @@
+"""What a recipe says. Each part is a table of the TOML file; every field can be set from the command line.
+
+Fields that are left out have the defaults below; those without a default must be given.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from maskconnect.data.augment import Augmentation
+from maskconnect.data.catalog import NAMES
+from maskconnect.errors import ConfigError, integer, unknown_name
+from maskconnect.models import ResNetSpec, ResNeXtSpec
+
+ARCHITECTURES = ("resnet", "resnext")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paper:
+    """What the paper says of this very network. Accuracies are in %, parameters in millions."""
+
+    where: str  # "table 1"
+    accuracy: float | None = None  # top-1; the best of its runs where it has several
+    top5: float | None = None
+    mean: float | None = None  # over its runs
+    std: float | None = None
+    parameters: float | None = None  # while training
+    pruned: float | None = None  # after unused blocks are gone
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Which images."""
+
+    name: str  # as in `maskconnect data list`
+    labels: str = "fine"  # of cifar100: "fine" or "coarse"
+    validation: int = 0  # training images set aside, of every class alike
+    train_images: int | None = None  # train on so many, of every class alike; else on all
+    test_images: int | None = None  # test on so many, of every class alike; else on all
+    shrink: int = 1  # images in memory are averaged over squares of this side
+
+    def __post_init__(self) -> None:
+        if self.name not in NAMES:
+            raise unknown_name("data.name", self.name, NAMES)
+        _at_least(0, "data.validation", self.validation)
+        _at_least(1, "data.shrink", self.shrink)
+        for field in ("train_images", "test_images"):
+            if getattr(self, field) is not None:
+                _at_least(1, f"data.{field}", getattr(self, field))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """Which network; what its classes and channels are, the data say."""
+
+    architecture: str  # "resnet" or "resnext"
+    depth: int
+    width: int | None = None  # of resnext: the bottleneck of a branch of the first stage
+    cardinality: int | None = None  # of resnext: branches of a module
+    fan_in: int | None = None  # K
+    connectivity: Any = "learned"  # or "prev", "full", "random", or an explicit wiring
+    aggregation: str | None = None  # resnet: "mean", "sum"; resnext: "residual", "mean", "sum"; None: the first of them
+    norm: str | None = None  # of resnext: "branch" (the default) or "sum"
+    stem: str = "cifar"  # or "mini", "imagenet"
+    mask_init: str | float = "uniform"
+
+    def __post_init__(self) -> None:
+        self.spec(num_classes=2, in_channels=3, seed=0)  # which checks all fields
+
+    def spec(self, *, num_classes: int, in_channels: int, seed: int) -> ResNetSpec | ResNeXtSpec:
+        """The description that `maskconnect.models.build` takes."""
+        if self.architecture not in ARCHITECTURES:
+            raise unknown_name("model.architecture", self.architecture, ARCHITECTURES)
+        if self.connectivity in ("learned", "random") and self.fan_in is None:
+            raise ConfigError(
+                f"model.fan_in is missing; {self.connectivity} connectivity needs it, such as model.fan_in=4."
+            )
+        named = {name: getattr(self, name) for name in ("aggregation", "norm", "width", "cardinality")}
+        given = {name: value for name, value in named.items() if value is not None}
+        common: dict[str, Any] = {
+            **{"depth": self.depth, "fan_in": self.fan_in, "connectivity": self.connectivity, "stem": self.stem},
+            **{"mask_init": self.mask_init, "num_classes": num_classes, "in_channels": in_channels, "seed": seed},
+        }
+        try:
+            if self.architecture == "resnext":
+                for name in ("width", "cardinality"):
+                    if name not in given:
+                        raise ConfigError(f"{name} is missing; a resnext needs it.")
+                return ResNeXtSpec(**common, **given)
+            for name in ("width", "cardinality", "norm"):
+                if name in given:
+                    raise ConfigError(f"{name} is {given[name]!r}; only a resnext has it.")
+            return ResNetSpec(**common, **given)
+        except ConfigError as error:
+            raise ConfigError(f"model.{error}") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How the weights are trained, in all phases alike."""
+
+    batch_size: int
+    weight_decay: float
+    momentum: float = 0.9
+    nesterov: bool = False
+    norm_group: int | None = None  # batch norm sees so many images at a time, as on one GPU of the paper; else all
+    accumulate: int = 1  # a batch goes through the network in so many parts, to save memory
+    reestimate: int = 0  # by so many batches are batch-norm statistics found anew for the frozen wiring (D11)
+    evaluate_every: int = 1  # epochs; the last one of a phase is always evaluated
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "accumulate", "evaluate_every"):
+            _at_least(1, f"training.{name}", getattr(self, name))
+        _at_least(0, "training.reestimate", self.reestimate)
+        if self.norm_group is not None:
+            _at_least(2, "training.norm_group", self.norm_group)
+        if self.accumulate > self.batch_size:
+            raise ConfigError(
+                f"training.accumulate is {self.accumulate}; a batch of {self.batch_size} has no so many parts."
+            )
+        _rate("training.weight_decay", self.weight_decay)
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"training.momentum is {self.momentum}; it must be at least 0 and below 1.")
+        if self.nesterov and not self.momentum:
+            raise ConfigError("training.nesterov needs a training.momentum above 0.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """Some epochs at one rate. Masks are learned while `mask_lr` is above 0, and frozen when it is 0 (appendix)."""
+
+    name: str
+    epochs: int
+    lr: float
+    mask_lr: float = 0.0
+
+    def __post_init__(self) -> None:
+        _at_least(1, f"phase.{self.name}.epochs", self.epochs)
+        _rate(f"phase.{self.name}.lr", self.lr)
+        _rate(f"phase.{self.name}.mask_lr", self.mask_lr)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """All that decides what a run computes."""
+
+    name: str  # the loader says it, where the file does not
+    about: str = ""
+    seed: int = 0  # of weights, draws, random wiring, order and augmentation
+    init_from: str | None = None  # a run whose trained weights to start from
+    paper: Paper | None = None
+    data: Data
+    augmentation: Augmentation
+    model: Network
+    training: Training
+    phase: tuple[Phase, ...]
+
+    def __post_init__(self) -> None:
+        if not 0 <= integer("seed", self.seed) < 2**63:
+            raise ConfigError(f"seed is {self.seed}; it must be at least 0 and below 2**63.")
+        if not self.phase:
+            raise ConfigError("there is no phase; a recipe needs at least one [[phase]].")
+        found = [phase.name for phase in self.phase]
+        if len(set(found)) < len(found):
+            raise ConfigError(f"phases are called {', '.join(found)}; each needs a name of its own.")
+        learning = [phase.mask_lr > 0 for phase in self.phase]
+        if sorted(learning, reverse=True) != learning:
+            raise ConfigError("a phase with mask_lr above 0 comes after one without; masks that are frozen stay so.")
+        if self.model.connectivity == "learned" and not learning[0]:
+            raise ConfigError(
+                f"model.connectivity is 'learned', but phase.{found[0]}.mask_lr is 0; set it, to 0.3 perhaps."
+            )
+
+    @property
+    def epochs(self) -> int:
+        """Of all phases together."""
+        return sum(phase.epochs for phase in self.phase)
+
+    @property
+    def learns(self) -> bool:
+        """Whether connectivity is learned, or fixed from the start."""
+        return bool(self.model.connectivity == "learned")
+
+
+def _at_least(least: int, name: str, found: object) -> None:
+    if integer(name, found) < least:
+        raise ConfigError(f"{name} is {found}; it must be {least} or more.")
+
+
+def _rate(name: str, found: float) -> None:
+    if not 0 <= found < math.inf:
+        raise ConfigError(f"{name} is {found}; it must be a number of 0 or more.")
