@@ -1,4 +1,4 @@
-# make run    sets up, then shows a wiring being learned
+# make run    sets up, then trains digits with fixed, random and learned wiring
 # make test   sets up, then runs every test, lint and types
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
@@ -6,7 +6,7 @@ BIN := .venv/bin
 .PHONY: help run test test-slow venv format clean
 
 help:
-	@echo "make run        set up, then learn a wiring whose best answer is known, and show it"
+	@echo "make run        set up, then train digits with fixed, random and learned wiring, and prune"
 	@echo "make test       set up, then lint, types and tests (some minutes)"
 	@echo "make test-slow  the tests that install into fresh environments"
 	@echo "make venv       only make .venv, with every extra"
@@ -14,7 +14,7 @@ help:
 	@echo "make clean      remove .venv and caches"
 
 run: venv
-	@$(BIN)/python examples/mlp.py
+	@$(BIN)/maskconnect demo
 
 test: venv
 	$(BIN)/ruff check .

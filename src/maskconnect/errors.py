@@ -26,7 +26,7 @@ class DataError(MaskConnectError):
 
 
 class CheckpointError(MaskConnectError):
-    """A saved state that belongs to another network."""
+    """A saved state that is damaged, cannot be written, or belongs to another network."""
 
 
 def unknown_name(what: str, found: object, known: Iterable[str], *, or_else: str = "") -> ConfigError:

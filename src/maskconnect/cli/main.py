@@ -12,12 +12,13 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any, NoReturn
 
 from maskconnect import __version__
-from maskconnect.cli import data
+from maskconnect.cli import data, demo, evaluate, recipes, train
 from maskconnect.errors import ConfigError, MaskConnectError, unknown_name
 
 
@@ -44,11 +45,16 @@ def main(argv: list[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of files may be no text at all
     try:
-        with _sigterm_raises(), contextlib.suppress(SystemExit):  # with which argparse ends after help and version
+        code = 0
+        with (
+            _sigterm_raises(),
+            _warnings_in_a_line(),
+            contextlib.suppress(SystemExit),
+        ):  # with which argparse ends after help and version
             args = _parser().parse_args(argv)
-            args.run(args)
+            code = args.run(args) or 0
         sys.stdout.flush()
-        return 0
+        return code
     except MaskConnectError as error:
         return _fail(2, f"error: {error}")
     except KeyboardInterrupt:
@@ -72,11 +78,12 @@ def _parser() -> Parser:
     parser = Parser(
         prog="maskconnect",
         description="Learn which modules of a network feed which others.",
-        epilog="example:\n  maskconnect data list",
+        epilog="examples:\n  maskconnect recipes\n  maskconnect train quick/digits",
     )
     parser.add_argument("--version", action="version", version=f"maskconnect {__version__}")
     verbs = parser.add_subparsers(metavar="COMMAND", required=True, title="commands")
-    data.add_to(verbs)
+    for command in (demo, train, evaluate, recipes, data):
+        command.add_to(verbs)
     return parser
 
 
@@ -90,6 +97,18 @@ def _sigterm_raises() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _warnings_in_a_line() -> Iterator[None]:
+    """Warnings as a person reads them: without file, line and source."""
+
+    def show(message: Warning | str, *_: Any) -> None:
+        print(f"warning: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show  # type: ignore[assignment]
+        yield
 
 
 def _raise_terminated(number: int, frame: FrameType | None) -> None:

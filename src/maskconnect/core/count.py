@@ -1,12 +1,16 @@
-"""How large a network is: its weights, and apart from them the masks that learn how to wire it."""
+"""How large a network is: its weights, what pruning leaves of them (D10), and the masks that learn how to wire it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from torch import nn
 
 from maskconnect.core.loop import masks_of
+from maskconnect.core.stack import MaskedStack
+from maskconnect.core.taps import TappedStack
+from maskconnect.errors import ConfigError, ConnectivityError
 
 
 class ParameterCount(NamedTuple):
@@ -16,9 +20,68 @@ class ParameterCount(NamedTuple):
     mask_entries: int  # candidate connections whose masks are, or were, learned
 
 
+class PrunedCount(NamedTuple):
+    """What `pruned_parameters` returns: numbers of weights, without masks."""
+
+    weights: int  # of the whole network
+    one_step: int  # without the modules that no other module reads, as in the paper
+    transitive: int  # without all that cannot reach the output, as `prune` leaves it
+
+
 def count_parameters(model: nn.Module) -> ParameterCount:
     """The number of weights, and of the entries of learned masks, in a model."""
     masks = masks_of(model)
     real = {id(m.real) for m in masks}
     weights = sum(p.numel() for p in model.parameters() if id(p) not in real)
     return ParameterCount(weights, sum(m.entries for m in masks if m.learned))
+
+
+def pruned_parameters(model: nn.Module) -> PrunedCount:
+    """How many weights pruning would leave, with the wiring that is frozen, or with the present top-K.
+
+    A weight that something else in the model uses too is counted once, and stays.
+    """
+    stacks_of(model)
+    weights = count_parameters(model).weights
+    return PrunedCount(weights, _weights(model, _read_or_last), _weights(model, _alive))
+
+
+def stacks_of(model: nn.Module) -> list[tuple[str, MaskedStack]]:
+    """Every stack of a model under all its names, outer ones first, if modules can be taken out of it."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model is a {type(model).__name__}; it must be an nn.Module.")
+    named = model.named_modules(remove_duplicate=False)
+    found = [(name, part) for name, part in named if isinstance(part, MaskedStack)]
+    for name, stack in found:
+        if isinstance(stack, TappedStack):
+            raise ConnectivityError(
+                f"the blocks of {name or type(model).__name__!r} come from mc.rewire: the model itself runs them, "
+                "so none can be taken out. Only a network that is built with mc.MaskedStack can be pruned."
+            )
+    return found
+
+
+def _read_or_last(stack: MaskedStack) -> Sequence[bool]:
+    """The paper's rule, applied once: what no other module reads goes, unless it is an output."""
+    readers, outputs = stack.masks.settled().readers, stack.layout.layers[-1]
+    return [count > 0 or number in outputs for number, count in enumerate(readers)]
+
+
+def _alive(stack: MaskedStack) -> Sequence[bool]:
+    return stack.masks.settled().alive
+
+
+def _weights(model: nn.Module, stays: Callable[[MaskedStack], Sequence[bool]]) -> int:
+    kept = {p for part in _kept(model, stays) for p in part.parameters(recurse=False)}
+    return sum(p.numel() for p in kept)
+
+
+def _kept(part: nn.Module, stays: Callable[[MaskedStack], Sequence[bool]]) -> Iterator[nn.Module]:
+    """A module and all inside of it, but for masks and for the modules of stacks that go."""
+    yield part
+    children = list(part.children())
+    if isinstance(part, MaskedStack):
+        children = [child for child in children if child is not part.blocks and child is not part.masks]
+        children += [block for block, on in zip(part.flat(), stays(part), strict=True) if on]
+    for child in children:
+        yield from _kept(child, stays)

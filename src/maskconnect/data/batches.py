@@ -6,6 +6,7 @@ worker processes; what is left is done with the batch, likewise.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,12 +120,20 @@ def _loaded(pictures: Pictures, parts: Any, workers: int) -> Iterator[list[tuple
     # A generator of its own: the loader draws from it for its workers, and torch's global one is the network's.
     own = torch.Generator()
     try:
-        yield from DataLoader(pictures, batch_sampler=parts, num_workers=workers, collate_fn=list, generator=own)
+        yield from DataLoader(
+            pictures, batch_sampler=parts, num_workers=workers, collate_fn=list, generator=own, worker_init_fn=_deaf
+        )
     except DataError as error:
         said = str(error)
         if said.startswith("Caught "):  # from a worker it comes with a traceback in its text
             said = said.strip().rpartition(f"{_NAME}: ")[2]
         raise DataError(said) from None
+
+
+def _deaf(_: int) -> None:
+    """Ctrl-C and SIGTERM are for the process that loads; it ends its workers itself."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 _NAME = f"{DataError.__module__}.{DataError.__qualname__}"

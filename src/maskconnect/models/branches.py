@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from maskconnect.core.layerwise import LayerAggregation, Reader
 from maskconnect.errors import ConfigError
 from maskconnect.models.blocks import conv
+from maskconnect.models.groups import GroupedBatchNorm2d, normalise, normalise_with, track_
 
 Branches = Mapping[int, Tensor]
 
@@ -39,7 +40,8 @@ class SharedBatchNorm(nn.Module):
 
     Those of branches that cannot reach the output stay out: they are normalised with the statistics of the others. The
     running statistics move once a step, and the variance is unbiased as that of one branch's N*H*W values, so that
-    branches with equal inputs, as all are in plain ResNeXt, leave the statistics of one.
+    branches with equal inputs, as all are in plain ResNeXt, leave the statistics of one. Where the norm has groups of
+    images, all this holds for the images of each group.
     """
 
     def __init__(self, channels: int) -> None:
@@ -49,7 +51,8 @@ class SharedBatchNorm(nn.Module):
     def forward(self, xs: Mapping[int, Tensor], alive: set[int]) -> dict[int, Tensor]:
         """Every branch, normalised."""
         norm = self.norm
-        if type(norm) is not nn.BatchNorm2d or not norm.track_running_stats or norm.weight is None:
+        known = type(norm) in (nn.BatchNorm2d, GroupedBatchNorm2d)
+        if not known or not norm.track_running_stats or norm.weight is None:
             raise ConfigError(
                 f"the batch norm that branches share has become a {type(norm).__name__}, or lost its statistics or its "
                 "scale; it must stay the nn.BatchNorm2d that it was."
@@ -58,28 +61,13 @@ class SharedBatchNorm(nn.Module):
             return {k: norm(x) for k, x in xs.items()}
         live = [k for k in xs if k in alive]
         pooled = torch.cat([xs[k] for k in live])
-        mean, variance = norm.weight.new_zeros(2, pooled.shape[1]).unbind()
-        y = F.batch_norm(pooled, mean, variance, norm.weight, norm.bias, training=True, momentum=1.0, eps=norm.eps)
-        count = pooled.numel() // pooled.shape[1]
-        variance = variance * (1 - 1 / count)  # batch_norm leaves the unbiased one
-        self._track(mean, variance, count // len(live))
+        y, statistics = normalise(norm, pooled, branches=len(live))
+        track_(norm, statistics)
         normed = dict(zip(live, y.chunk(len(live)), strict=True))
         with torch.no_grad():
             for k in xs.keys() - alive:
-                normed[k] = F.batch_norm(xs[k], mean, variance, norm.weight, norm.bias, eps=norm.eps)
+                normed[k] = normalise_with(norm, xs[k], statistics)
         return normed
-
-    @torch.no_grad()
-    def _track(self, mean: Tensor, variance: Tensor, count: int) -> None:
-        """Move the running statistics as nn.BatchNorm2d does."""
-        norm = self.norm
-        assert norm.running_mean is not None
-        assert norm.running_var is not None
-        assert norm.num_batches_tracked is not None
-        norm.num_batches_tracked += 1
-        momentum = 1 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
-        norm.running_mean.lerp_(mean, momentum)
-        norm.running_var.lerp_(variance * (count / (count - 1)), momentum)
 
 
 class SharedProjection(nn.Module):

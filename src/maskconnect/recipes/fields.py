@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import types
+from collections.abc import Iterable
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -22,16 +23,22 @@ def read(kind: type[T], table: object, path: str = "") -> T:
             raise unknown_field(path, key, known)
     for name, field in known.items():
         if name not in table and field.default is MISSING and field.default_factory is MISSING:
-            raise ConfigError(f"{_join(path, name)} is missing.")
+            raise ConfigError(f"{_join(path, name)} is missing; it has no default.")
     hints = get_type_hints(kind)
-    return kind(**{key: _value(hints[key], value, _join(path, key)) for key, value in table.items()})
+    values = {key: _value(hints[key], value, _join(path, key)) for key, value in table.items()}
+    try:
+        return kind(**values)
+    except ConfigError as error:
+        if str(error).startswith(path):
+            raise
+        raise ConfigError(f"{path}.{error}") from None
 
 
-def unknown_field(path: str, key: str, known: Any) -> ConfigError:
-    """The error for a key that is no field, with the nearest that is."""
-    names = [_join(path, name) for name in known]
-    near = difflib.get_close_matches(_join(path, key), names, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"{path or 'a recipe'} has: {', '.join(known)}."
+def unknown_field(path: str, key: str, known: Iterable[str]) -> ConfigError:
+    """The error for a key that is no field, with the nearest one that is."""
+    known = list(known)
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean {_join(path, near[0])}?" if near else f"{path or 'a recipe'} has: {', '.join(known)}."
     return ConfigError(f"{_join(path, key)} is no field; {hint}")
 
 
@@ -50,11 +57,18 @@ def _value(kind: Any, value: Any, path: str) -> Any:
         if get_origin(option) is tuple and isinstance(value, list | tuple):
             return _items(option, value, path)
         if option is float and isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
+            return value if isinstance(value, float) else _as_float(value, path)
         if option in (int, str, bool) and type(value) is option:
             return value
     wanted = " or ".join(_NAMES.get(get_origin(option) or option, "") for option in options if option is not _NONE)
     raise ConfigError(f"{path} is {value!r}; it must be {wanted}.")
+
+
+def _as_float(value: int, path: str) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise ConfigError(f"{path} is an integer of {value.bit_length()} bits; that is too large.") from None
 
 
 def _items(kind: Any, value: Any, path: str) -> tuple[Any, ...]:

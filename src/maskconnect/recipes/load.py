@@ -1,14 +1,16 @@
 """Find a recipe by its name or file, lay the layers of it over each other, and check the whole.
 
 A file holds one recipe, or what several have in common and a `[variant.NAME]` table for each. `base = "NAME"` starts
-from another recipe. Later layers win: base, file, variant, command line.
+from another recipe; a file there is looked for beside this one. Later layers win: base, file, variant, command line.
+In a later layer `phase.learn.epochs = 2` changes one phase, and `[[phase]]` replaces all.
 """
 
 from __future__ import annotations
 
+import difflib
 import tomllib
-from collections.abc import Iterable, Sequence
-from copy import deepcopy
+from collections.abc import Iterable
+from datetime import date, time
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,7 @@ def names() -> tuple[str, ...]:
 
 def load(name: str, settings: Iterable[str] = ()) -> Recipe:
     """The recipe called `name` (or in that file), with settings such as `model.fan_in=4` laid over it."""
-    table = _table(name, ())
+    table = _table(name, {})
     for setting in settings:
         set_field(table, setting)
     try:
@@ -40,27 +42,20 @@ def load(name: str, settings: Iterable[str] = ()) -> Recipe:
 
 def in_file(path: Path) -> list[str]:
     """The names of all recipes in a file, as `load` takes them."""
-    variants = _parse(path).get("variant")
+    variants = _pop_variants(_parse(path), path)
     return [f"{path}:{variant}" for variant in variants] if variants else [str(path)]
 
 
 def set_field(table: Table, setting: str) -> None:
     """Lay one `path.to.field=value` over a recipe; a phase is found by its name, as in `phase.learn.epochs=2`."""
     path, equals, text = setting.partition("=")
-    keys = path.strip().split(".")
+    keys = [key.strip() for key in path.split(".")]
     if not equals or not all(keys):
         raise ConfigError(f"--set {setting}: needed is FIELD=VALUE, such as model.fan_in=4.")
-    place: Any = table
-    for depth, key in enumerate(keys[:-1]):
-        if isinstance(place, list):
-            place = _named(place, key, ".".join(keys[:depth]))
-        else:
-            place = place.setdefault(key, {})
-        if not isinstance(place, dict | list):
-            raise ConfigError(f"--set {setting}: {'.'.join(keys[: depth + 1])} is no table.")
-    if isinstance(place, list):
-        raise ConfigError(f"--set {setting}: name a field of it, such as {path.strip()}.epochs=2.")
-    place[keys[-1]] = _parsed(text.strip())
+    change = _parsed(text.strip())
+    for key in reversed(keys):
+        change = {key: change}
+    table.update(_over(f"--set {setting}", table, change))
 
 
 def _called(name: str) -> str:
@@ -82,26 +77,36 @@ def _shipped() -> dict[str, tuple[Path, str]]:
     found: dict[str, tuple[Path, str]] = {}
     for folder in FOLDERS:
         for path in sorted((HOME / folder).glob("*.toml")):
-            for name in _parse(path).get("variant", {"": None}):
+            for name in _pop_variants(_parse(path), path) or [""]:
                 found[f"{folder}/{name or path.stem}"] = path, name
     return found
 
 
-def _table(name: str, through: Sequence[str]) -> Table:
-    """The layers of a recipe, as one table."""
-    if name in through:
-        raise ConfigError(f"{name}: its base leads back to itself, through {', '.join(through)}.")
+def _place(name: str) -> tuple[Path, str]:
+    """The file that a recipe is in, and which variant it is."""
     if name in _shipped():
-        path, variant = _shipped()[name]
-    elif _is_variant(name):
+        return _shipped()[name]
+    if _is_variant(name):
         file, _, variant = name.rpartition(":")
-        path = Path(file)
-    elif name.endswith(".toml"):
-        path, variant = Path(name), ""
-    else:
-        raise unknown_name("the recipe", name, names(), or_else=", or a file that ends in .toml")
-    table = deepcopy(_parse(path))
-    variants = table.pop("variant", {})
+        return Path(file), variant
+    if name.endswith(".toml"):
+        return Path(name), ""
+    known = {each.rpartition("/")[2]: each for each in names()} | {each: each for each in names()}
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f" Did you mean {known[near[0]]!r}?" if near else ""
+    raise ConfigError(
+        f"the recipe is {name!r}; it must be one that `maskconnect recipes` lists, or a file that ends in .toml.{hint}"
+    )
+
+
+def _table(name: str, through: dict[tuple[Path, str], str]) -> Table:
+    """The layers of a recipe, as one table; `through` are the recipes that it is the base of."""
+    path, variant = _place(name)
+    table = _parse(path)
+    here = path.resolve(), variant
+    if here in through:
+        raise ConfigError(f"{name}: its base leads back to it: {' -> '.join([*through.values(), name])}.")
+    variants = _pop_variants(table, path)
     if variants and variant not in variants:
         choice = ", ".join(f"{path}:{each}" for each in variants)
         raise ConfigError(f"{path} holds several recipes; name one of them: {choice}.")
@@ -111,42 +116,65 @@ def _table(name: str, through: Sequence[str]) -> Table:
     if base is not None:
         if not isinstance(base, str):
             raise ConfigError(f"{path}: base is {base!r}; it must be the name of a recipe.")
-        if base.endswith(".toml"):
+        if base.endswith(".toml") or _is_variant(base):
             base = str(path.parent / base)
-        table = merged(_table(base, (*through, name)), table)
-    return merged(table, variants.get(variant, {}))
+        table = _over(str(path), _table(base, {**through, here: name}), table)
+    return _over(name, table, variants.get(variant, {}))
+
+
+def _pop_variants(table: Table, path: Path) -> dict[str, Table]:
+    """Take the variants out of what a file says."""
+    variants = table.pop("variant", {})
+    if not isinstance(variants, dict) or not all(isinstance(each, dict) for each in variants.values()):
+        raise ConfigError(f"{path}: variant is {variants!r}; it must be a table for each recipe, as [variant.NAME].")
+    return variants
 
 
 def merged(below: Table, above: Table) -> Table:
-    """Two layers as one: tables are joined, all else (the list of phases too) is replaced."""
+    """Two layers as one. Tables are joined, a table over a list of phases changes those it names, all else replaces."""
     result = dict(below)
     for key, value in above.items():
         old = result.get(key)
         if isinstance(value, dict) and isinstance(old, dict):
             value = merged(old, value)
+        elif isinstance(value, dict) and isinstance(old, list) and old and all(isinstance(part, dict) for part in old):
+            value = _with_changes(old, value, key)
         result[key] = value
     return result
 
 
+def _with_changes(tables: list[Table], changes: Table, key: str) -> list[Table]:
+    """Tables in a list, some of them changed; they are known by their `name`."""
+    found = [str(table.get("name")) for table in tables]
+    for name, change in changes.items():
+        if name not in found:
+            raise unknown_name(f"the name of a {key}", name, found)
+        if not isinstance(change, dict):
+            raise ConfigError(f"{key}.{name} is {change!r}; it must be a table, so name a field of it.")
+    return [merged(table, changes.get(name, {})) for name, table in zip(found, tables, strict=True)]
+
+
+def _over(what: str, below: Table, above: Table) -> Table:
+    """`merged`, with what the upper layer is in the error."""
+    try:
+        return merged(below, above)
+    except ConfigError as error:
+        raise ConfigError(f"{what}: {error}") from None
+
+
 def _parse(path: Path) -> Table:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no TOML: {error}") from None
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}; name a recipe or a file that is there.") from None
+    except (ValueError, RecursionError) as error:  # no UTF-8, no TOML, a number of 5,000 digits, 5,000 brackets
+        raise ConfigError(f"{path} is no TOML: {error}") from None
 
 
 def _parsed(text: str) -> Any:
     """A value as TOML writes it; a text needs no quotation marks."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except (tomllib.TOMLDecodeError, KeyError):
+        value = tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
         return text
-
-
-def _named(tables: list[Any], key: str, path: str) -> Any:
-    found = {str(table.get("name")): table for table in tables if isinstance(table, dict)}
-    if key not in found:
-        raise unknown_name(f"the name in {path}", key, found)
-    return found[key]
+    return text if isinstance(value, date | time) else value  # no field is a date, but a run may be called like one

@@ -9,12 +9,15 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from maskconnect.core.arguments import decay_of, fan_in_of_targets, fixed_sources
+from maskconnect.core.wiring import Layout
 from maskconnect.data.augment import Augmentation
 from maskconnect.data.catalog import NAMES
-from maskconnect.errors import ConfigError, integer, unknown_name
+from maskconnect.errors import ConfigError, MaskConnectError, integer, unknown_name
 from maskconnect.models import ResNetSpec, ResNeXtSpec
 
 ARCHITECTURES = ("resnet", "resnext")
+LABELS = ("fine", "coarse")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +47,8 @@ class Data:
     def __post_init__(self) -> None:
         if self.name not in NAMES:
             raise unknown_name("data.name", self.name, NAMES)
+        if self.labels not in LABELS:
+            raise unknown_name("data.labels", self.labels, LABELS)
         _at_least(0, "data.validation", self.validation)
         _at_least(1, "data.shrink", self.shrink)
         for field in ("train_images", "test_images"):
@@ -67,7 +72,16 @@ class Network:
     mask_init: str | float = "uniform"
 
     def __post_init__(self) -> None:
-        self.spec(num_classes=2, in_channels=3, seed=0)  # which checks all fields
+        spec = self.spec(num_classes=2, in_channels=3, seed=0)  # which checks what can be checked without the network
+        branches = self.cardinality or 1
+        layout = Layout((branches,) * sum(spec.stages), layered=self.architecture == "resnext")
+        candidates = layout.candidates()
+        try:
+            fan_in = fan_in_of_targets(self.fan_in, layout, candidates)
+            fixed_sources(self.connectivity, layout, candidates, fan_in, seed=0)
+            decay_of(self.mask_init)
+        except MaskConnectError as error:
+            raise ConfigError(f"model.{error}") from None
 
     def spec(self, *, num_classes: int, in_channels: int, seed: int) -> ResNetSpec | ResNeXtSpec:
         """The description that `maskconnect.models.build` takes."""

@@ -6,15 +6,16 @@ import json
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from maskconnect.recipes.schema import Recipe
+from maskconnect.recipes.schema import Paper, Recipe
 
 
-def write(recipe: Recipe) -> str:
-    """The resolved recipe, with a header that says where it is from and how to run it."""
-    lines = [f"# {recipe.about}" if recipe.about else f"# {recipe.name}"]
+def write(recipe: Recipe, command: str = "") -> str:
+    """The resolved recipe, with a header that says what it is and which command runs it."""
+    header = [recipe.about or recipe.name]
     if recipe.paper is not None:
-        lines.append(f"# Paper, {recipe.paper.where}: {_claim(recipe)}")
-    lines += [f"# maskconnect train {recipe.name}", ""]
+        header.append(f"Paper, {recipe.paper.where}: {_claim(recipe.paper)}")
+    header.append(command or f"maskconnect train {recipe.name}")
+    lines = [f"# {_on_one_line(text)}" for text in header] + [""]
     tables: list[str] = []
     for field in fields(recipe):
         value = getattr(recipe, field.name)
@@ -30,18 +31,22 @@ def write(recipe: Recipe) -> str:
     return "\n".join(lines + tables) + "\n"
 
 
-def _claim(recipe: Recipe) -> str:
+def _claim(paper: Paper) -> str:
     """What the paper reports, in words."""
-    paper = recipe.paper
-    assert paper is not None
     if paper.accuracy is None:
-        return "only in the figure."
+        return "no accuracy is stated."
     parts = [f"{paper.accuracy:.2f} %"]
     if paper.mean is not None:
-        parts.append(f"best of 4 runs; mean {paper.mean:.2f}" + (f" +- {paper.std:.2f}" if paper.std else ""))
+        spread = "" if paper.std is None else f" +- {paper.std:.2f}"
+        parts.append(f"the best of its runs; mean {paper.mean:.2f}{spread}")
     if paper.top5 is not None:
         parts.append(f"top-5 {paper.top5:.2f} %")
     return ", ".join(parts) + "."
+
+
+def _on_one_line(text: str) -> str:
+    """A text without the characters that end a comment, or may not stand in one."""
+    return "".join(character if character.isprintable() else " " for character in text)
 
 
 def _lines(table: Any) -> list[str]:
@@ -55,5 +60,6 @@ def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # a TOML text is a JSON text, but for DEL
+        # A TOML text is a JSON text, but for DEL.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(value)

@@ -1,0 +1,38 @@
+"""`maskconnect evaluate`: the accuracy of a finished run, from its files alone."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+
+def add_to(commands: argparse._SubParsersAction[Any]) -> None:
+    """Add `evaluate` to the command line."""
+    about = "the test accuracy of a run that has ended, from its saved files"
+    parser = commands.add_parser(
+        "evaluate",
+        help=about,
+        description=f"{about[0].upper()}{about[1:]}.",
+        epilog="example:\n  maskconnect evaluate runs/quick-digits-seed0",
+    )
+    parser.add_argument("folder", metavar="RUN", type=Path, help="the run folder")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="the folder that the data set is in (default: data)")
+    parser.add_argument("--device", default="auto", metavar="NAME", help="cpu, cuda, ... (default: a GPU if any)")
+    parser.add_argument("--threads", type=int, metavar="N", help="of the CPU (default: torch's)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Evaluate, and print."""
+    from maskconnect.training.again import evaluate_run
+    from maskconnect.training.options import Options
+
+    found, images = evaluate_run(args.folder, Options(data=args.data, device=args.device, threads=args.threads))
+    if args.json:
+        print(json.dumps({"run": str(args.folder), "images": images, **found}))
+    else:
+        accuracy = f"top-1 {found['top1']:.2f} %   top-5 {found['top5']:.2f} %"
+        print(f"{accuracy}   loss {found['loss']:.4f}   ({images:,} images)")

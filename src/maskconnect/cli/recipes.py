@@ -1,0 +1,132 @@
+"""`maskconnect recipes ...`: which recipes there are, what they say, and whether those in a file are right."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from maskconnect.recipes import Recipe
+
+
+def add_to(commands: argparse._SubParsersAction[Any]) -> None:
+    """Add `recipes` and its verbs to the command line."""
+    about = "list, show and check recipes"
+    parser = commands.add_parser(
+        "recipes",
+        help=about,
+        description=f"{about.capitalize()}. Without a verb: list those that come with maskconnect.",
+        epilog="examples:\n  maskconnect recipes\n  maskconnect recipes show quick/digits",
+    )
+    parser.add_argument("--json", action="store_true", help="print the list as JSON")
+    parser.set_defaults(run=list_recipes)
+    verbs = parser.add_subparsers(metavar="VERB", title="verbs")
+
+    verb = _verb(
+        verbs, "show", show, "print a recipe with all its fields", "show quick/digits --set phase.learn.epochs=2"
+    )
+    verb.add_argument("name", metavar="NAME", help="a recipe, a file, or FILE:VARIANT; see: maskconnect recipes")
+    verb.add_argument(
+        "--set",
+        dest="settings",
+        metavar="FIELD=VALUE",
+        action="append",
+        default=[],
+        help="change a field, such as model.fan_in=4; may be given again",
+    )
+
+    verb = _verb(verbs, "check", check, "load every recipe of a file and say what it is", "check mine.toml")
+    verb.add_argument("files", metavar="FILE", nargs="+", help="a file that ends in .toml, or one recipe")
+
+
+def list_recipes(args: argparse.Namespace) -> None:
+    """Print the recipes that come with maskconnect, the quick ones first."""
+    from maskconnect.recipes import load, names
+
+    recipes = [load(name) for name in names()]
+    if args.json:
+        print(json.dumps([_summary(recipe) for recipe in recipes], indent=2))
+    else:
+        _print_table(recipes)
+
+
+def show(args: argparse.Namespace) -> None:
+    """Print a recipe as TOML, every field of it."""
+    from maskconnect.recipes import load, write
+
+    changes = [word for setting in args.settings for word in ("--set", setting)]
+    command = shlex.join(["maskconnect", "train", args.name, *changes])
+    print(write(load(args.name, args.settings), command), end="")
+
+
+def check(args: argparse.Namespace) -> None:
+    """Load every recipe in the files and print a line for each."""
+    from maskconnect.recipes import load
+    from maskconnect.recipes.load import in_file
+
+    for file in args.files:
+        for name in in_file(Path(file)) if file.endswith(".toml") else [file]:
+            print(f"ok  {name}: {_in_words(load(name))}")
+
+
+def _verb(
+    verbs: argparse._SubParsersAction[Any],
+    name: str,
+    run: Callable[[argparse.Namespace], None],
+    about: str,
+    example: str,
+) -> argparse.ArgumentParser:
+    text = f"{about[0].upper()}{about[1:]}."
+    verb = verbs.add_parser(name, help=about, description=text, epilog=f"example:\n  maskconnect recipes {example}")
+    assert isinstance(verb, argparse.ArgumentParser)
+    verb.set_defaults(run=run)
+    return verb
+
+
+def _summary(recipe: Recipe) -> dict[str, Any]:
+    paper = None if recipe.paper is None else asdict(recipe.paper)
+    return {
+        "name": recipe.name,
+        "about": recipe.about,
+        "data": recipe.data.name,
+        "epochs": recipe.epochs,
+        "paper": paper,
+    }
+
+
+def _print_table(recipes: list[Recipe]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("name", no_wrap=True)
+    table.add_column("what it is")
+    for title in ("epochs", "paper, %"):
+        table.add_column(title, justify="right")
+    table.add_column("where")
+    for recipe in recipes:
+        paper = recipe.paper
+        accuracy = f"{paper.accuracy:.2f}" if paper and paper.accuracy is not None else ""
+        table.add_row(recipe.name, recipe.about, str(recipe.epochs), accuracy, paper.where if paper else "")
+    console = Console(width=None if sys.stdout.isatty() else 200, markup=False)
+    with console.capture() as shown:
+        console.print(table)
+    print("\n".join(line.rstrip() for line in shown.get().splitlines()))
+
+
+def _in_words(recipe: Recipe) -> str:
+    """Which network, how connected, for how long, on what."""
+    model = recipe.model
+    network = f"{model.architecture}-{model.depth}"
+    if model.architecture == "resnext":
+        network = f"resnext-{{{model.depth},{model.width},{model.cardinality}}}"
+    connected = model.connectivity if isinstance(model.connectivity, str) else "a wiring of its own"
+    if connected in ("learned", "random"):
+        connected += f" K={model.fan_in}"
+    return f"{network}, {connected}, {recipe.epochs} epoch{'s' * (recipe.epochs > 1)} of {recipe.data.name}"

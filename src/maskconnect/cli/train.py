@@ -1,0 +1,141 @@
+"""`maskconnect train`: a recipe through all its phases, or on from where it was stopped."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from maskconnect.errors import ConfigError
+
+if TYPE_CHECKING:
+    from maskconnect.recipes import Recipe
+    from maskconnect.training.options import Options
+
+EXAMPLES = """\
+examples:
+  maskconnect train quick/digits
+  maskconnect train paper/cifar100-resnet38-learned --data data --seed 1
+  maskconnect train quick/cifar10 --data data --set model.fan_in=3 --set phase.learn.epochs=20
+  maskconnect train quick/digits --wiring runs/quick-digits-seed0/wiring.json --out runs/again
+
+The same command again goes on with a run that was stopped; a run that has ended is shown."""
+
+
+def add_to(commands: argparse._SubParsersAction[Any]) -> None:
+    """Add `train` to the command line."""
+    parser = commands.add_parser(
+        "train",
+        help="train a recipe, or go on with a run",
+        description="Train a recipe, or go on with a run.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("recipe", metavar="RECIPE", help="a name (see: maskconnect recipes) or a TOML file")
+    what = parser.add_argument_group("what to train")
+    what.add_argument("--seed", type=int, metavar="N", help="of weights, draws, order and augmentation (default: 0)")
+    what.add_argument(
+        "--set", dest="settings", action="append", default=[], metavar="FIELD=VALUE", help="set a field of the recipe"
+    )
+    what.add_argument("--init-from", type=Path, metavar="RUN", help="start from the trained weights of a run or folder")
+    what.add_argument("--wiring", type=Path, metavar="FILE", help="train a given wiring: the wiring.json of a run")
+    where = parser.add_argument_group("where")
+    where.add_argument("--data", type=Path, metavar="DIR", help="the folder that the data set is in (default: data)")
+    where.add_argument("--out", type=Path, metavar="DIR", help="the run folder (default: runs/RECIPE-seedN)")
+    where.add_argument("--fresh", action="store_true", help="begin anew, in a new folder beside the old one")
+    add_options(parser)
+    parser.set_defaults(run=run)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the choices of how to run."""
+    how = parser.add_argument_group("how")
+    how.add_argument("--device", default="auto", metavar="NAME", help="cpu, cuda, cuda:1, ... (default: a GPU if any)")
+    how.add_argument("--precision", default="fp32", metavar="NAME", help="fp32, bf16 or fp16 (default: fp32)")
+    how.add_argument("--channels-last", action="store_true", help="keep images and weights channels-last in memory")
+    how.add_argument("--compile", action="store_true", help="torch.compile the network, once its wiring is fixed")
+    how.add_argument("--threads", type=int, metavar="N", help="of the CPU (default: torch's)")
+    how.add_argument("--deterministic", action="store_true", help="only algorithms that always give the same bits")
+    how.add_argument("--workers", type=int, default=0, metavar="N", help="processes that decode image files")
+    how.add_argument(
+        "--checkpoint-every", type=float, default=300.0, metavar="SECONDS", help="between checkpoints (default: 300)"
+    )
+    how.add_argument(
+        "--log-every", type=int, default=50, metavar="STEPS", help="between lines of metrics (default: 50)"
+    )
+    how.add_argument("--skip-nonfinite", action="store_true", help="leave a batch out whose loss is not finite")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train, and show what came of it."""
+    recipe = recipe_of(args)
+    out = folder_of(recipe, args.out, fresh=args.fresh)
+    summary, code = train_and_show(recipe, out, options_of(args))
+    if summary is not None:
+        from maskconnect.cli.table import show_summary
+
+        show_summary(summary, recipe, out)
+    return code
+
+
+def train_and_show(recipe: Recipe, out: Path, how: Options) -> tuple[dict[str, Any] | None, int]:
+    """Train with progress; the summary, or None and the exit code where the run was stopped."""
+    from maskconnect.training.folder import RunFolder
+    from maskconnect.training.run import train
+    from maskconnect.training.show import usual
+    from maskconnect.training.stop import Stopped
+
+    if RunFolder(out).finished:
+        print(f"{recipe.name}, seed {recipe.seed}: this run has ended before; it is in {out}")
+    else:
+        print(f"{recipe.name}, seed {recipe.seed}, in {out}", flush=True)
+    try:
+        return train(recipe, out, how, usual()), 0
+    except Stopped as stopped:
+        print(f"stopped by {stopped}; all is saved in {out}. The same command again goes on from there.", flush=True)
+        return None, stopped.exit_code
+
+
+def recipe_of(args: argparse.Namespace) -> Recipe:
+    """The recipe with everything that the command line says about it."""
+    from maskconnect.recipes import load
+
+    recipe = load(args.recipe, args.settings)
+    if args.seed is not None:
+        recipe = replace(recipe, seed=args.seed)
+    if args.init_from is not None:
+        recipe = replace(recipe, init_from=str(args.init_from))
+    if args.wiring is not None:
+        recipe = replace(recipe, model=replace(recipe.model, connectivity=read_wiring(args.wiring)))
+    return recipe
+
+
+def read_wiring(path: Path) -> Any:
+    """A wiring as plain data."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"--wiring {path} cannot be read: {error.strerror}.") from None
+    except ValueError:
+        raise ConfigError(f"--wiring {path} is no JSON; needed is the wiring.json of a run.") from None
+
+
+def options_of(args: argparse.Namespace) -> Options:
+    """How to run."""
+    from dataclasses import fields
+
+    from maskconnect.training.options import Options
+
+    return Options(**{field.name: getattr(args, field.name) for field in fields(Options)})
+
+
+def folder_of(recipe: Recipe, out: Path | None, *, fresh: bool) -> Path:
+    """Where the run goes: what was said, or runs/NAME-seedN; with `fresh`, the first such folder that is not there."""
+    place = out or Path("runs") / f"{recipe.name.replace('/', '-')}-seed{recipe.seed}"
+    if not fresh or not place.exists():
+        return place
+    number = 2
+    while (new := place.with_name(f"{place.name}-{number}")).exists():
+        number += 1
+    return new

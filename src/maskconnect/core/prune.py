@@ -1,0 +1,344 @@
+"""Unused modules out, a plain network back (D10).
+
+Modules that cannot reach the output go. Those that stay have their sources written down: which they are, by what
+strides they are subsampled and how many channels of zeros they get, as an example shows. No mask is left.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Size, Tensor, nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves, tree_map
+
+from maskconnect.core.aggregate import total
+from maskconnect.core.align import align
+from maskconnect.core.count import PrunedCount, pruned_parameters, stacks_of
+from maskconnect.core.layerwise import LayerAggregation, Reader
+from maskconnect.core.outputs import Shapes
+from maskconnect.core.stack import MaskedStack
+from maskconnect.errors import ConfigError, ConnectivityError
+
+__all__ = ["PlainLayers", "PlainStack", "PrunedCount", "difference", "prune", "pruned_parameters"]
+
+
+def prune(model: nn.Module, example: Any, *args: Any, **kwargs: Any) -> nn.Module:
+    """A copy of a frozen model without masks and without the modules that cannot reach the output.
+
+    `model(example, *args, **kwargs)` is run in eval mode, which shows how sources are to be aligned; inputs of other
+    sizes work afterwards, where the outputs of modules grow with them. The copy is in the mode that the model is in,
+    keeps the names of weights, and is checked to compute the same. The model itself does not change.
+    """
+    stacks = stacks_of(model)
+    if not stacks:
+        raise ConfigError(f"there is no MaskedStack in this {type(model).__name__}.")
+    if isinstance(model, DistributedDataParallel):
+        raise ConfigError("the model is wrapped in DistributedDataParallel; call mc.prune(model.module, ...).")
+    if not all(stack.masks.is_frozen for _, stack in stacks):
+        raise ConnectivityError("the wiring of this model is still being learned; freeze it first: mc.freeze(model).")
+    pruned = copy.deepcopy(model)
+    with _watched(pruned) as seen:
+        expected = _output(pruned, example, *args, **kwargs)
+    pruned = _replaced(pruned, seen)
+    apart, allowed = _apart(expected, _output(pruned, example, *args, **kwargs)), _tolerance(expected)
+    if apart > allowed:
+        raise ConnectivityError(
+            f"the pruned network differs from the model by {apart:.1e} of the largest output, more than {allowed:.0e}; "
+            "perhaps the model is random in eval mode, or hooks change what its stacks compute."
+        )
+    return pruned
+
+
+def difference(model: nn.Module, pruned: nn.Module, x: Any, *args: Any, **kwargs: Any) -> float:
+    """The largest difference of the outputs of two models in eval mode, relative to the largest output of the first."""
+    return _apart(_output(model, x, *args, **kwargs), _output(pruned, x, *args, **kwargs))
+
+
+def steps_of(stack: MaskedStack, shapes: Shapes) -> tuple[Step, ...]:
+    """What a frozen stack does, given the output shapes of all its modules in an example."""
+    masks, layout = stack.masks.settled(), stack.layout
+    steps: list[Step] = []
+    aligned: dict[tuple[int, Subsample | Wanted], int] = {}
+
+    def reads(sources: Iterable[int], like: int) -> tuple[int, ...]:
+        """Where the sources are found in the output shape of module `like`, after steps that bring them there."""
+        numbers = []
+        for k in sources:
+            how = _alignment(stack, shapes, k, like)
+            if how is not None and (k, how) not in aligned:
+                aligned[k, how] = len(shapes) + len(aligned)
+                shaped = (how.like,) if isinstance(how, Wanted) and how.like is not None else ()
+                steps.append(Step(aligned[k, how], (k, *shaped), how))
+            numbers.append(k if how is None else aligned[k, how])
+        return tuple(numbers)
+
+    for number in (number for number, alive in enumerate(masks.alive) if alive):
+        row = masks.sources[number]
+        shared = masks.readers[row[0]] > 1 if row else number != layout.layers[0][-1]
+        steps.append(Step(number, reads(row, layout.before(number)) if row else (), shared=shared))
+    if layout.layered:
+        last = layout.layers[-1]
+        everything = reads(last, last[-1])
+        steps.append(Step(len(shapes) + len(aligned), everything))
+    last_reader = {k: step.number for step in steps for k in step.reads}
+    return tuple(replace(s, done=tuple(k for k in s.reads if last_reader[k] == s.number)) for s in steps)
+
+
+def _alignment(stack: MaskedStack, shapes: Shapes, k: int, like: int) -> Subsample | Wanted | None:
+    """How module k is brought into the output shape of module `like`, which perhaps does not stay."""
+    found, wanted = shapes[k], shapes[like]
+    if k == like or found is None or wanted is None:
+        return None
+    if stack.align is not None:
+        alive = stack.masks.settled().alive
+        same = (m for m in reversed(range(like + 1)) if alive[m] and shapes[m] == wanted)
+        scale = tuple(_scale(*lengths) for lengths in zip((*found, *(1 for _ in wanted)), wanted, strict=False))
+        return None if found == wanted else Wanted(next(same, None), scale)
+    axes = range(2, len(found)) if len(found) > 3 else ()
+    strides = tuple(_scale(found[axis], wanted[axis])[1] for axis in axes)
+    unseen = tuple((axis, found[axis]) for axis in axes if wanted[axis] == 1)
+    return Subsample(strides, wanted[1] - found[1], unseen) if found != wanted or unseen else None
+
+
+def _scale(found: int, wanted: int) -> tuple[int, int]:
+    """`up` and `down` that lead from a length to another: 1 and a stride where `align` has one."""
+    view = align(torch.empty(1, 1, found, 1, device="meta"), Size((1, 1, wanted, 1)))
+    return (wanted, max(found, 1)) if view is None else (1, view.stride(2))
+
+
+@contextmanager
+def _watched(model: nn.Module) -> Iterator[dict[MaskedStack, list[Shapes]]]:
+    """Note the output shapes of all modules in each pass of each stack, of the unused ones too."""
+    seen: dict[MaskedStack, list[Shapes]] = {stack: [] for _, stack in stacks_of(model)}
+
+    def begin(stack: MaskedStack, _: Any) -> None:
+        stack._shapes.clear()  # so that unused modules run too, for their shapes
+        seen[stack].append([])
+
+    def note(stack: MaskedStack, module: nn.Module, _: Any, y: Any) -> None:
+        if seen[stack] and len(seen[stack][-1]) < len(stack.flat()):  # else the model runs the module by itself, too
+            seen[stack][-1].append(y.shape if isinstance(y, Tensor) and not y.is_nested else None)
+
+    handles = [stack.register_forward_pre_hook(begin) for stack in seen]
+    for stack in seen:
+        handles += [module.register_forward_hook(partial(note, stack)) for module in dict.fromkeys(stack.flat())]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _replaced(model: nn.Module, seen: Mapping[MaskedStack, list[Shapes]]) -> nn.Module:
+    """The model with a plain network in the place of every stack."""
+    made: dict[MaskedStack, nn.Module] = {}
+    for name, stack in stacks_of(model):
+        if name not in dict(model.named_modules(remove_duplicate=False)):
+            continue  # it was in a module that went
+        if stack not in made:
+            made[stack] = _plain(stack, name, seen[stack])
+        if name == "":
+            model = made[stack]
+        else:
+            model.set_submodule(name, made[stack])
+    return model
+
+
+def _plain(stack: MaskedStack, name: str, passes: list[Shapes]) -> nn.Module:
+    if passes and isinstance(stack.aggregation, LayerAggregation):
+        return PlainLayers(stack)
+    plans = {steps_of(stack, shapes) for shapes in passes}
+    if len(plans) != 1:
+        times = f"{len(passes)} times, and its sources were not always aligned alike" if plans else "not at all"
+        raise ConnectivityError(
+            f"with this example the stack {name!r} was run {times}; an example that runs it, always alike, was needed."
+        )
+    return PlainStack(stack, plans.pop())
+
+
+@torch.no_grad()
+def _output(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """What a model returns in eval mode; neither its modes, nor the arguments, nor random numbers change."""
+    modes = [(part, part.training) for part in model.modules()]
+    given_args, given_kwargs = _cloned((args, kwargs))
+    try:
+        model.eval()
+        with torch.random.fork_rng(list({p.device for p in model.parameters() if p.is_cuda})):
+            return model(*given_args, **given_kwargs)
+    finally:
+        model.train(modes[0][1])
+        for part, mode in modes:
+            part.training = mode
+
+
+def _apart(expected: Any, found: Any) -> float:
+    """The largest difference between the tensors of two outputs, relative to the largest entry of the expected one."""
+    tensors = [[leaf for leaf in tree_leaves(y) if isinstance(leaf, Tensor)] for y in (expected, found)]
+    if not tensors[0]:
+        raise ConnectivityError(f"the model returned a {type(expected).__name__} without tensors to compare.")
+    if [y.shape for y in tensors[0]] != [y.shape for y in tensors[1]]:
+        return math.inf
+    return max(_ratio(*pair) for pair in zip(*tensors, strict=True))
+
+
+def _ratio(expected: Tensor, found: Tensor) -> float:
+    a, b = (y.cpu().to(torch.complex128 if y.is_complex() else torch.float64) for y in (expected, found))
+    same = (a == b) | (a.isnan() & b.isnan())
+    if same.all():
+        return 0.0
+    largest = a.abs().nan_to_num(nan=0, posinf=0).max()
+    return float(((a - b).abs()[~same] / largest).nan_to_num(nan=math.inf, posinf=math.inf).max())
+
+
+def _tolerance(output: Any) -> float:
+    """1e-12 in float64, 1e-5 in float32, and what half precision can tell apart."""
+    kinds = {leaf.dtype for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()}
+    return max((1e-12 if kind == torch.float64 else max(1e-5, torch.finfo(kind).eps) for kind in kinds), default=1e-5)
+
+
+@dataclass(frozen=True)
+class Subsample:
+    """What `align` did to a source in the example, in numbers."""
+
+    strides: tuple[int, ...]  # of the axes after the channels
+    zeros: int  # further channels
+    unseen: tuple[tuple[int, int], ...]  # axes where only 1 position is left, which shows no stride, and their lengths
+
+    def __call__(self, y: Tensor) -> Tensor:
+        """Every stride-th position, and channels of zeros."""
+        for axis, length in self.unseen:
+            if y.shape[axis] != length:
+                raise ConnectivityError(
+                    f"axis {axis} of an output of shape {tuple(y.shape)} had length {length} when the network was "
+                    "pruned, and 1 position of it was read, which shows no stride. Prune with a larger example."
+                )
+        if any(stride > 1 for stride in self.strides):
+            y = y[(slice(None), slice(None), *(slice(None, None, stride) for stride in self.strides))]
+        return F.pad(y, [0, 0] * len(self.strides) + [0, self.zeros]) if self.zeros else y
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The shape that the user's own `align` is asked for: that of a module that stays, else the source's, scaled."""
+
+    like: int | None
+    scale: tuple[tuple[int, int], ...]  # n becomes n * up / down, rounded up; a missing axis has length 1
+
+    def __call__(self, y: Tensor, *like: Tensor) -> Size:
+        """The shape for source y, in the likeness of another output."""
+        if like:
+            return like[0].shape
+        lengths = zip((*y.shape, *(1 for _ in self.scale)), self.scale, strict=False)
+        return Size([-(-n * up // down) for n, (up, down) in lengths])
+
+
+@dataclass(frozen=True)
+class Step:
+    """Run a module, align the output of one, or make the output of layers; the result is found under `number`."""
+
+    number: int  # a module's own; of what is aligned, and of the output, a further one
+    reads: tuple[int, ...]  # nothing: the input of the stack
+    how: Subsample | Wanted | None = None  # where it aligns
+    shared: bool = False  # others may read the same tensor, which a module may change in place
+    done: tuple[int, ...] = ()  # what nothing reads after it
+
+
+class PlainStack(nn.Module):
+    """What stays of a chain, or of layers whose branches each read for themselves."""
+
+    def __init__(self, stack: MaskedStack, steps: Sequence[Step]) -> None:
+        super().__init__()
+        self.train(stack.training)
+        self.blocks, self.aggregation, self.align = _alive_blocks(stack), stack.aggregation, stack.align
+        self.steps, self.places = tuple(steps), stack.layout.places
+        self.layered = stack.layout.layered
+
+    def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run the modules in order, each on the aggregate of its sources; extra arguments go to all."""
+        found: dict[int, Any] = {}
+        for step in self.steps:
+            sources = [found[number] for number in step.reads]
+            if step.how is not None:
+                y = self._aligned(sources, step.how)
+            else:
+                y = self._aggregate(sources) if sources else x
+                if step.shared and any(y is source for source in sources or [x]):
+                    y = _cloned(y)
+                if step.number < len(self.places):
+                    y = self._module(step.number)(y, *args, **kwargs)
+            found[step.number] = y
+            for number in step.done:
+                del found[number]
+        return y
+
+    def _module(self, number: int) -> nn.Module:
+        layer, branch = self.places[number]
+        module = self.blocks[str(layer)]
+        return cast(nn.ModuleDict, module)[str(branch)] if self.layered else module
+
+    def _aligned(self, sources: list[Any], how: Subsample | Wanted) -> Tensor:
+        if isinstance(how, Subsample):
+            return how(sources[0])
+        assert self.align is not None
+        return self.align(sources[0], how(*sources))
+
+    def _aggregate(self, sources: list[Any]) -> Any:
+        if not callable(self.aggregation):
+            return total(sources, len(sources) if self.aggregation == "mean" else 1)
+        like = next((leaf for leaf in tree_leaves(sources) if isinstance(leaf, Tensor)), torch.empty(0))
+        dtype = torch.promote_types(like.dtype, torch.float32) if like.is_floating_point() else torch.float32
+        return self.aggregation(sources, torch.ones(len(sources), dtype=dtype, device=like.device))
+
+
+class PlainLayers(nn.Module):
+    """What stays of layers whose inputs a LayerAggregation makes together, a layer at a time."""
+
+    def __init__(self, stack: MaskedStack) -> None:
+        super().__init__()
+        self.train(stack.training)
+        self.blocks, self.aggregation = _alive_blocks(stack), cast(LayerAggregation, stack.aggregation)
+        masks, layers = stack.masks.settled(), stack.layout.layers
+        reads = [[masks.sources[j] for j in members if masks.alive[j]] for members in layers[1:]]
+        self.readers = [  # of each layer; the output reads all of the last
+            [Reader(tuple(k - members.start for k in row), (True,) * len(row), None, alive=True) for row in rows]
+            for members, rows in zip(layers, [*reads, [tuple(layers[-1])]], strict=True)
+        ]
+
+    def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run layer after layer; extra arguments go to all branches."""
+        layers = [cast(nn.ModuleDict, layer) for layer in self.blocks.values()]
+        inputs = [x] * len(layers[0])
+        for number, (layer, readers) in enumerate(zip(layers, self.readers, strict=True)):
+            branches = zip(layer.items(), inputs, strict=True)
+            outputs = {int(name): branch(read, *args, **kwargs) for (name, branch), read in branches}
+            inputs = self.aggregation(number, outputs, set(outputs), readers)
+        return inputs[0]
+
+
+def _alive_blocks(stack: MaskedStack) -> nn.ModuleDict:
+    """The modules that stay, under the numbers that they had."""
+    alive = iter(stack.masks.settled().alive)
+
+    def kept(modules: nn.ModuleList, inside: bool) -> nn.ModuleDict:
+        found = nn.ModuleDict().train(stack.training)
+        for number, module in enumerate(modules):
+            if inside:
+                found[str(number)] = kept(cast(nn.ModuleList, module), False)
+            elif next(alive):
+                found[str(number)] = module
+        return found
+
+    return kept(stack.blocks, stack.layout.layered)
+
+
+def _cloned(y: Any) -> Any:
+    return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, y)

@@ -1,0 +1,1 @@
+"""Training: a run, its checkpoints and its log."""

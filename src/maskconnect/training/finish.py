@@ -1,0 +1,132 @@
+"""What a run leaves at its end: the network, its predictions, the summary; and how another run starts from it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from maskconnect.core.count import count_parameters
+from maskconnect.core.loop import wiring_of
+from maskconnect.core.prune import pruned_parameters
+from maskconnect.data.batches import Pictures
+from maskconnect.data.sets import Arrays, Images
+from maskconnect.errors import CheckpointError, ConfigError
+from maskconnect.recipes.schema import Recipe
+from maskconnect.training.evaluate import Predictions
+from maskconnect.training.files import load_tensors
+from maskconnect.training.folder import RunFolder
+from maskconnect.training.images import Prepared
+from maskconnect.training.state import State
+
+MODEL, INPUT, PREDICTIONS = "final/model.safetensors", "final/input.safetensors", "final/predictions.safetensors"
+WRONG = 32
+"""How many wrong images are kept."""
+
+SIDE = 64
+"""How large these may be."""
+
+
+def finish(
+    recipe: Recipe, folder: RunFolder, state: State, images: Prepared, predictions: Predictions
+) -> dict[str, Any]:
+    """Write the final files, the summary last, and return it."""
+    network = state.network
+    folder.write_json("wiring.json", wiring_of(network))
+    folder.write_tensors(MODEL, {name: value.cpu() for name, value in network.state_dict().items()})
+    folder.write_tensors(INPUT, {"mean": images.mean.cpu()})
+    folder.write_tensors(PREDICTIONS, _predictions(predictions, images.test.images))
+    folder.write_json("final/classes.json", list(images.classes))
+    summary = summarise(recipe, state, predictions)
+    folder.write_json("summary.json", summary)
+    return summary
+
+
+def summarise(recipe: Recipe, state: State, predictions: Predictions) -> dict[str, Any]:
+    """What came of the run. Accuracies are of the last epoch; the best epoch stands apart, with what chose it (D12)."""
+    counts, pruned = count_parameters(state.network), pruned_parameters(state.network)
+    learning = [tally for phase, tally in zip(recipe.phase, state.phases, strict=True) if phase.mask_lr]
+    tuning = [tally for phase, tally in zip(recipe.phase, state.phases, strict=True) if not phase.mask_lr]
+    seconds = [sum(t.seconds for t in part) / max(1, sum(t.steps for t in part)) for part in (learning, tuning)]
+    return {
+        "recipe": recipe.name,
+        "seed": recipe.seed,
+        "connectivity": recipe.model.connectivity if isinstance(recipe.model.connectivity, str) else "explicit",
+        "fan_in": recipe.model.fan_in,
+        "test": asdict(predictions.scores()),
+        "best": state.best,
+        "freeze": state.freeze,
+        "parameters": {
+            "weights": counts.weights,
+            "mask_entries": counts.mask_entries,
+            "pruned_one_step": pruned.one_step,
+            "pruned": pruned.transitive,
+        },
+        "epochs": recipe.epochs,
+        "steps": state.position.step,
+        "skipped": state.skipped,
+        "seconds": round(state.seconds, 2),
+        "step_seconds": {phase.name: _per_step(t) for phase, t in zip(recipe.phase, state.phases, strict=True)},
+        "learning_over_fixed": round(seconds[0] / seconds[1], 3) if recipe.learns and seconds[1] else None,
+    }
+
+
+def load_weights(network: nn.Module, place: Path) -> str:
+    """Start from the trained weights of a run (or of a folder with a model.safetensors); masks start anew.
+
+    A classifier for another number of classes starts anew too. Returns what was done, in a sentence.
+    """
+    file = next((place / name for name in (MODEL, "model.safetensors") if (place / name).exists()), None)
+    if file is None:
+        raise ConfigError(f"--init-from {place}: there is no {MODEL} in it; name the folder of a run that has ended.")
+    saved = {name: value for name, value in load_tensors(file).items() if ".masks." not in name}
+    own = {name: value for name, value in network.state_dict().items() if ".masks." not in name}
+    anew = [
+        name
+        for name in own
+        if name.startswith("classifier.") and name in saved and saved[name].shape != own[name].shape
+    ]
+    missing = own.keys() - saved.keys()
+    surplus = saved.keys() - own.keys()
+    wrong = [name for name in own if name in saved and name not in anew and saved[name].shape != own[name].shape]
+    if missing or surplus or wrong:
+        name = sorted(missing | surplus | set(wrong))[0]
+        raise CheckpointError(f"{file} is of another network: {name} is not the same in both.")
+    network.load_state_dict({name: saved[name] for name in own if name not in anew}, strict=False)
+    return f"starting from the weights in {file}" + (", with a new classifier" if anew else "")
+
+
+def _per_step(tally: Any) -> float | None:
+    return round(tally.seconds / tally.steps, 5) if tally.steps else None
+
+
+def _predictions(predictions: Predictions, images: Images) -> dict[str, Tensor]:
+    """The predictions, and the surest of the wrong ones with small pictures."""
+    wrong = (predictions.class_NR[:, 0] != predictions.label_N).nonzero()[:, 0]
+    surest = predictions.probability_NR[wrong, 0].argsort(descending=True, stable=True)
+    wrong = wrong[surest][:WRONG]
+    found = {
+        "label": predictions.label_N,
+        "class": predictions.class_NR,
+        "probability": predictions.probability_NR,
+        "wrong": wrong,
+    }
+    if len(wrong):
+        found["wrong_images"] = torch.stack([small(images, int(index)) for index in wrong])
+    return found
+
+
+def small(images: Images, index: int) -> Tensor:
+    """A picture as bytes, C x H x W, and not above 64 pixels; those in files become square."""
+    if isinstance(images, Arrays):
+        picture = images.images[index].cpu()
+        size = [min(SIDE, length) for length in picture.shape[1:]]
+    else:
+        picture, size = Pictures(images)[index][0], [SIDE, SIDE]
+    if list(picture.shape[1:]) == size:
+        return picture
+    return F.interpolate(picture[None].float(), size, mode="area")[0].round().byte()

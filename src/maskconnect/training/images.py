@@ -1,0 +1,109 @@
+"""The images of a recipe, read, cut down as it says, and in batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from maskconnect.data.batches import Batches, in_memory, mean_of
+from maskconnect.data.catalog import load
+from maskconnect.data.sets import Arrays, Files, Images, Splits, with_validation
+from maskconnect.errors import ConfigError
+from maskconnect.recipes.schema import Data, Recipe
+from maskconnect.training.options import Options
+
+WITHOUT_FOLDER = ("digits", "fashion-mnist")
+CHOICE = 0
+"""The seed of the choice of images: all runs of a recipe, whatever their seed, see the same ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """All batches of a run."""
+
+    train: Batches
+    test: Batches
+    validation: Batches | None
+    classes: tuple[str, ...]
+    channels: int
+    mean: Tensor  # what is subtracted from every image
+
+
+def prepare(recipe: Recipe, options: Options, device: torch.device, mean: Tensor | None = None) -> Prepared:
+    """Read the data set of a recipe. `mean` is that of the training images, if it is known already."""
+    splits = read(recipe.data, options.data)
+    plan = recipe.augmentation
+    if plan.mean == "pixel":
+        splits = replace(splits, **{name: _in_memory(part, options.workers) for name, part in _parts(splits)})
+    splits = replace(splits, **{name: _shrunk(part, recipe.data.shrink) for name, part in _parts(splits)})
+    mean = mean_of(splits.train, plan) if mean is None else mean
+
+    def batches(images: Images, *, training: bool) -> Batches:
+        size = recipe.training.batch_size * (1 if training else 2)
+        return Batches(
+            images=images,
+            plan=plan,
+            size=size,
+            mean=mean,
+            training=training,
+            seed=recipe.seed,
+            device=device,
+            workers=options.workers,
+        )
+
+    validation = splits.validation
+    return Prepared(
+        train=batches(splits.train, training=True),
+        test=batches(splits.test, training=False),
+        validation=None if validation is None else batches(validation, training=False),
+        classes=splits.train.classes,
+        channels=splits.train.images.shape[1] if isinstance(splits.train, Arrays) else 3,
+        mean=mean,
+    )
+
+
+def read(data: Data, root: Path | None) -> Splits:
+    """The data set, with as many images as the recipe says."""
+    if root is None and data.name not in WITHOUT_FOLDER:
+        root = Path("data")
+    splits = load(data.name, root, labels=data.labels, validation=data.validation, seed=CHOICE)
+    train = splits.train if data.train_images is None else chosen(splits.train, data.train_images, "data.train_images")
+    test = splits.test if data.test_images is None else chosen(splits.test, data.test_images, "data.test_images")
+    return replace(splits, train=train, test=test)
+
+
+def chosen(images: Images, count: int, what: str) -> Images:
+    """So many images, of every class alike."""
+    if count > len(images):
+        raise ConfigError(f"{what} is {count}; there are {len(images)} images.")
+    if count == len(images):
+        return images
+    found = with_validation(Splits(images, images), count, CHOICE).validation
+    assert found is not None
+    return found
+
+
+def _parts(splits: Splits) -> list[tuple[str, Images]]:
+    parts = (("train", splits.train), ("test", splits.test), ("validation", splits.validation))
+    return [(name, part) for name, part in parts if part is not None]
+
+
+def _in_memory(images: Images, workers: int) -> Images:
+    return in_memory(images, workers=workers) if isinstance(images, Files) else images
+
+
+def _shrunk(images: Images, side: int) -> Images:
+    """Images whose pixels are means over squares of the old ones."""
+    if side == 1:
+        return images
+    if isinstance(images, Files):
+        raise ConfigError(f"data.shrink is {side}, which is for images in memory; these are in files.")
+    if any(length % side for length in images.images.shape[2:]):
+        size = "x".join(map(str, images.images.shape[2:]))
+        raise ConfigError(f"data.shrink is {side}, which does not divide images of {size}.")
+    small = [F.avg_pool2d(part.float(), side).round().byte() for part in torch.split(images.images, 4096)]
+    return replace(images, images=torch.cat(small))

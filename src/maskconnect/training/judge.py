@@ -1,0 +1,66 @@
+"""How good the network of a run is, at the end of an epoch, at the freeze and at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import nn
+
+from maskconnect.core.loop import freeze, masks_of
+from maskconnect.training.evaluate import Predictions, drawing, evaluating, predict, reestimate_, statistics_kept
+from maskconnect.training.images import Prepared
+from maskconnect.training.options import Machine
+from maskconnect.training.watch import activation_scales
+
+Found = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judge:
+    """A network, and the images that it is judged by."""
+
+    network: nn.Module
+    images: Prepared
+    machine: Machine
+    reestimate: int  # by so many batches are batch-norm statistics found anew where they are of drawn masks (D11)
+    check: Callable[[], None]  # called before each batch; may raise
+
+    @property
+    def learning(self) -> bool:
+        """Whether masks are still drawn in training."""
+        return not all(masks.is_frozen for masks in masks_of(self.network))
+
+    def epoch(self) -> Found:
+        """Scores of the validation set, if there is one, and of the test set; of the top-K while masks are learned."""
+        with statistics_kept(self.network):
+            if self.learning and self.reestimate:
+                reestimate_(self.network, self.images.train, self.reestimate, self.machine)
+            parts = ("validation", "test") if self.images.validation is not None else ("test",)
+            return {part: self.scores(part) for part in parts}
+
+    def freeze(self) -> Found:
+        """Fix the wiring to the top-K; accuracy before, with drawn masks, and after."""
+        with drawing(self.network):
+            drawn = self.scores("test")
+        freeze(self.network)
+        if self.reestimate:
+            reestimate_(self.network, self.images.train, self.reestimate, self.machine)
+        return {"drawn": drawn, "frozen": self.scores("test"), "reestimated_by": self.reestimate}
+
+    def predictions(self) -> Predictions:
+        """Of the test set."""
+        return predict(self.network, self.images.test, self.machine, self.check)
+
+    def scores(self, part: str) -> Found:
+        """Loss, top-1 and top-5 of a set."""
+        batches = self.images.test if part == "test" else self.images.validation
+        assert batches is not None
+        return asdict(predict(self.network, batches, self.machine, self.check).scores())
+
+    def scales(self) -> list[float | None]:
+        """How large activations are, module by module, in the first batch of the test set."""
+        x, _ = next(iter(self.images.test.epoch(0)))
+        with evaluating(self.network):
+            return activation_scales(self.network, self.machine.ready(x))

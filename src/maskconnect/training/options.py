@@ -1,0 +1,87 @@
+"""How a run is carried out: on what, how fast, how carefully. What it computes, the recipe says."""
+
+from __future__ import annotations
+
+import math
+import os
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maskconnect.errors import ConfigError, integer, unknown_name
+from maskconnect.training.precision import PRECISIONS, Precision, probe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The choices of `maskconnect train` that are not part of a recipe."""
+
+    data: Path | None = None  # the folder that the data set is in
+    device: str = "auto"
+    precision: str = "fp32"
+    channels_last: bool = False
+    compile: bool = False  # the network, once its wiring is fixed
+    threads: int | None = None  # of the CPU; None: as many as torch takes
+    deterministic: bool = False
+    workers: int = 0  # processes that decode image files
+    checkpoint_every: float = 300.0  # seconds; one is written at the end of each phase too
+    log_every: int = 50  # steps between lines of metrics
+    skip_nonfinite: bool = False  # leave a batch out whose loss is not finite, instead of stopping
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise unknown_name("precision", self.precision, PRECISIONS)
+        for name, least in (("workers", 0), ("log_every", 1)):
+            if integer(name, getattr(self, name)) < least:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be {least} or more.")
+        if self.threads is not None and integer("threads", self.threads) < 1:
+            raise ConfigError(f"threads is {self.threads}; it must be 1 or more.")
+        if not 0 <= self.checkpoint_every <= math.inf:
+            raise ConfigError(f"checkpoint_every is {self.checkpoint_every}; it must be 0 seconds or more.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """On what the network runs."""
+
+    device: torch.device
+    precision: Precision
+    channels_last: bool
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The context of a forward pass."""
+        return self.precision.autocast()
+
+    def ready(self, x: Tensor) -> Tensor:
+        """Images in the memory format that the weights have."""
+        return x.contiguous(memory_format=torch.channels_last) if self.channels_last else x
+
+
+def prepare(options: Options) -> Machine:
+    """Set torch up as the options say."""
+    device = device_of(options.device)
+    os.environ.update(probe(options.precision, device.type))
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    if options.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(options.deterministic)
+    precision = Precision(name=options.precision, device_type=device.type)
+    return Machine(device=device, precision=precision, channels_last=options.channels_last)
+
+
+def device_of(name: str) -> torch.device:
+    """The device called `name`; "auto" is a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise ConfigError(f"device is {name!r}, which cannot be used here: {reason}. Try --device cpu.") from None
+    return device

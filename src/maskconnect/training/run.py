@@ -1,0 +1,292 @@
+"""A whole run: four phases, with the freeze after the one that learns (appendix, implementation details).
+
+    for each phase: freeze, if its masks are not to be learned
+        for each epoch: train, evaluate, record
+    save the final network
+
+Everything that changes is in `State`. A run that is stopped anywhere goes on from its last checkpoint and ends with the
+same weights, masks, draws and metrics as one that never was.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from maskconnect.core.loop import masks_of, wiring_of
+from maskconnect.errors import MaskConnectError
+from maskconnect.models import build
+from maskconnect.models.groups import group_norms_
+from maskconnect.recipes.schema import Recipe
+from maskconnect.training import images, options
+from maskconnect.training.evaluate import statistics
+from maskconnect.training.finish import finish, load_weights
+from maskconnect.training.folder import RunFolder
+from maskconnect.training.judge import Judge
+from maskconnect.training.options import Machine, Options
+from maskconnect.training.schedule import Schedule
+from maskconnect.training.show import Progress, Silent
+from maskconnect.training.state import new_state
+from maskconnect.training.step import Step, compiler_errors_in_a_sentence, gradients
+from maskconnect.training.stop import Stopped, StopRequests
+from maskconnect.training.tally import Tally
+from maskconnect.training.tensorboard import Board
+from maskconnect.training.watch import activation_scales, changes, connections, mask_entropy
+
+
+def train(recipe: Recipe, out: Path, how: Options | None = None, show: Silent | None = None) -> dict[str, Any]:
+    """Train a recipe in the folder `out`, or go on with it; returns its summary.
+
+    Raises `Stopped` after SIGTERM or Ctrl-C, when all is saved.
+    """
+    folder = RunFolder(out)
+    try:
+        folder.claim(recipe)
+        if folder.finished:
+            return folder.summary()
+        display, requests = show or Silent(), StopRequests()
+        run = Run(recipe, folder, how or Options(), display, requests)
+        with requests, display:
+            return run.run()
+    finally:
+        folder.close()
+
+
+def make_network(recipe: Recipe, classes: int, channels: int, machine: Machine) -> nn.Module:
+    """The network of a recipe, as it starts."""
+    torch.manual_seed(recipe.seed)
+    network = build(recipe.model.spec(num_classes=classes, in_channels=channels, seed=recipe.seed))
+    group_norms_(network, recipe.training.norm_group)
+    if machine.channels_last:
+        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return network.to(machine.device)
+
+
+class Run:
+    """One process's part of a run."""
+
+    def __init__(self, recipe: Recipe, folder: RunFolder, how: Options, show: Silent, requests: StopRequests) -> None:
+        self.recipe, self.folder, self.how, self.show, self.requests = recipe, folder, how, show, requests
+        self.machine = options.prepare(how)
+        self.images = images.prepare(recipe, how, self.machine.device)
+        self.network = make_network(recipe, len(self.images.classes), self.images.channels, self.machine)
+        self.state = new_state(self.network, recipe, self.machine.precision.scaler())
+        self.schedule = Schedule(recipe=recipe, batches=len(self.images.train), position=self.state.position)
+        self.judge = Judge(
+            network=self.network,
+            images=self.images,
+            machine=self.machine,
+            reestimate=recipe.training.reestimate,
+            check=requests.check,
+        )
+        self.board = Board(folder.path / "tensorboard")
+        self.compiled: Any = None
+        self.whole = True  # whether what is in memory is worth a checkpoint
+        self.counted = self.saved = time.monotonic()
+
+    def run(self) -> dict[str, Any]:
+        """All that is left of the run."""
+        self.begin()
+        try:
+            while self.state.position.phase < len(self.recipe.phase):
+                self.run_phase()
+            predictions = self.judge.predictions()
+        except Stopped:
+            if self.whole:
+                self.save()
+            raise
+        finally:
+            self.board.close()
+        self.count_time()
+        return finish(self.recipe, self.folder, self.state, self.images, predictions)
+
+    def begin(self) -> None:
+        """Go on from the last checkpoint, or begin."""
+        found = self.folder.checkpoints.latest(self.show.line)
+        if found is None:
+            self.folder.open_metrics(0)
+            if self.recipe.init_from is not None:
+                self.show.line(load_weights(self.network, Path(self.recipe.init_from)))
+            self.state.top = connections(self.network)
+            self.keep_masks(epoch=0)
+        else:
+            step, saved = found
+            self.state.load(saved)
+            self.folder.open_metrics(saved["metrics_size"])
+            self.show.line(f"going on from step {step:,} of {self.schedule.steps:,}")
+        for difference in self.folder.note_start(self.how, self.state.position.step):
+            self.show.line(f"note: {difference}, so the result will not be the same to the bit")
+        self.network.train()
+
+    def run_phase(self) -> None:
+        """The rest of a phase."""
+        position, phase = self.state.position, self.schedule.phase
+        if not (phase.mask_lr and self.recipe.learns):
+            self.fix_wiring()
+        for group, rate in zip(self.state.optimizer.param_groups, (phase.lr, phase.mask_lr), strict=False):
+            group["lr"] = rate
+        while position.epoch < phase.epochs:
+            self.train_epoch()
+            self.end_epoch()
+            position.epoch, position.batch = position.epoch + 1, 0
+            if position.epoch < phase.epochs:
+                self.save_now_and_then()
+        position.phase, position.epoch = position.phase + 1, 0
+        self.save()
+
+    def fix_wiring(self) -> None:
+        """Freeze, if that has not been done, and write the wiring down."""
+        if self.judge.learning:
+            self.whole = False  # the last checkpoint is from just before
+            found = self.state.freeze = self.judge.freeze()
+            self.record({"kind": "freeze", **self.schedule.labels(), **found})
+            drawn, frozen = (found[key]["top1"] for key in ("drawn", "frozen"))
+            self.show.line(f"freeze: test accuracy {drawn:.2f} % with drawn masks, {frozen:.2f} % with their top-K")
+            self.whole = True
+        self.folder.write_json("wiring.json", wiring_of(self.network))
+
+    def train_epoch(self) -> None:
+        """The rest of an epoch."""
+        state, position = self.state, self.state.position
+        forward = self.compiled_if_fixed()
+        started = time.perf_counter()
+        for x, y in self.images.train.epoch(self.schedule.epoch, first=position.batch):
+            self.requests.check()
+            with nullcontext() if forward is self.network else compiler_errors_in_a_sentence():
+                step = self.step(forward, x, y)
+            position.batch, position.step = position.batch + 1, position.step + 1
+            seconds = time.perf_counter() - started
+            for tally in (state.interval, state.epoch, state.phases[position.phase]):
+                tally.add(step, seconds)
+            self.after_step()
+            started = time.perf_counter()
+
+    def step(self, forward: nn.Module, x: Tensor, y: Tensor) -> Step:
+        """Algorithm 1 for one batch; `mc.attach` clips the masks after the optimizer's step."""
+        optimizer, scaler, parts = self.state.optimizer, self.state.scaler, self.recipe.training.accumulate
+        before = [buffer.clone() for buffer in statistics(self.network)] if self.how.skip_nonfinite else []
+        step = gradients(forward, optimizer, x, y, parts=parts, machine=self.machine, scaler=scaler)
+        if not math.isfinite(step.loss) or (scaler is None and not math.isfinite(step.gradient)):
+            self.complain(step, x)
+            for buffer, value in zip(statistics(self.network), before, strict=True):
+                buffer.copy_(value)
+            self.state.skipped += 1
+            return Step(loss=0.0, correct=0, images=0, gradient=0.0)
+        if scaler is None:
+            optimizer.step()
+        else:  # which skips the step where gradients have overflowed
+            scaler.step(optimizer)
+            scaler.update()
+        return step
+
+    def complain(self, step: Step, x: Tensor) -> None:
+        """Say where the loss was not finite; an error, unless such batches are to be left out."""
+        phase, number = self.schedule.phase, self.state.position.step
+        what = f"the loss is {step.loss}" if not math.isfinite(step.loss) else "a gradient is not finite"
+        rates = f"lr {phase.lr}, mask_lr {phase.mask_lr}"
+        where = f"step {number} (phase {phase.name}, epoch {self.schedule.epoch + 1}, {rates})"
+        if self.how.skip_nonfinite:
+            self.show.line(f"{what} at {where}; this batch is left out")
+            return
+        try:
+            found = activation_scales(self.network, self.machine.ready(x))
+            scales = ", ".join("unread" if scale is None else f"{scale:.3g}" for scale in found)
+        except MaskConnectError as error:
+            scales = f"not to be had ({error})"
+        raise MaskConnectError(
+            f"{what} at {where}. The scales of activations, module by module: {scales}. Lower phase.{phase.name}.lr, "
+            f"or leave such batches out by --skip-nonfinite. The checkpoints in {self.folder.path} are from before."
+        )
+
+    def after_step(self) -> None:
+        """Metrics, progress, and a checkpoint if the last is old."""
+        state, last = self.state, self.state.position.batch == self.schedule.batches
+        if last or state.interval.steps >= self.how.log_every:
+            self.record({"kind": "step", **self.schedule.labels(), **state.interval.means()})
+            state.interval = Tally()
+        self.show.progress(
+            Progress(
+                phase=self.schedule.title,
+                epoch=self.schedule.epoch + 1,
+                epochs=self.recipe.epochs,
+                step=state.position.step,
+                steps=self.schedule.steps,
+                seconds_left=self.schedule.seconds_left(),
+                **state.epoch.means(),
+            )
+        )
+        if not last:
+            self.save_now_and_then()
+
+    def end_epoch(self) -> None:
+        """Evaluate and record."""
+        state, schedule = self.state, self.schedule
+        line = {"kind": "epoch", **schedule.labels(), **state.epoch.means(), "seconds": round(state.epoch.seconds, 3)}
+        if schedule.evaluated:
+            line |= self.judge.epoch()
+            self.note_best(line)
+        if self.judge.learning:
+            top = connections(self.network)
+            line |= {"mask_entropy": mask_entropy(self.network), "top_changes": changes(state.top, top)}
+            state.top = top
+            self.keep_masks(epoch=schedule.epoch + 1)
+        self.record(line | {"activation_scales": self.judge.scales(), "skipped": state.skipped})
+        if schedule.last_of_phase:
+            found = "".join(f"  {part} {line[part]['top1']:.2f} %" for part in ("validation", "test") if part in line)
+            epochs = f"{schedule.phase.epochs} epochs at rate {schedule.phase.lr:g}"
+            self.show.line(f"{schedule.title}: {epochs:<25} train {line['accuracy']:.2f} %{found}")
+        state.epoch = Tally()
+
+    def note_best(self, line: dict[str, Any]) -> None:
+        """Remember the best epoch: by the validation set, or, if there is none, by the test set (D12)."""
+        chosen_on = "validation" if "validation" in line else "test"
+        if line[chosen_on]["top1"] > self.state.best.get(chosen_on, {"top1": -1.0})["top1"]:
+            best = {"chosen_on": chosen_on, "epoch": line["epoch"]}
+            self.state.best = best | {part: line[part] for part in ("validation", "test") if part in line}
+
+    def keep_masks(self, epoch: int) -> None:
+        """Keep the real masks of every stack, and what candidate each entry is of."""
+        if self.recipe.learns:
+            kept = {
+                f"stack{i}.{name}": getattr(masks, name).detach().cpu()
+                for i, masks in enumerate(masks_of(self.network))
+                for name in ("real", "source")
+            }
+            self.folder.write_tensors(f"masks/epoch-{epoch:04d}.safetensors", kept)
+
+    def record(self, line: dict[str, Any]) -> None:
+        """A line of metrics, for those who read files and for those who look at TensorBoard."""
+        self.folder.record(line)
+        self.board.add(line)
+
+    def compiled_if_fixed(self) -> nn.Module:
+        """The network; compiled, if that was asked for and its wiring is fixed."""
+        if not self.how.compile or self.judge.learning:
+            return self.network
+        if self.compiled is None:
+            self.compiled = torch.compile(self.network)
+        return cast(nn.Module, self.compiled)
+
+    def save_now_and_then(self) -> None:
+        """A checkpoint, if the last one is old."""
+        if time.monotonic() - self.saved >= self.how.checkpoint_every:
+            self.save()
+
+    def save(self) -> None:
+        """Write a checkpoint."""
+        self.count_time()
+        state = self.state.to_dict() | {"metrics_size": self.folder.metrics_size()}
+        self.folder.checkpoints.save(self.state.position.step, state)
+        self.saved = time.monotonic()
+
+    def count_time(self) -> None:
+        """Add the time since the last call to that of the run."""
+        now = time.monotonic()
+        self.state.seconds += now - self.counted
+        self.counted = now

@@ -1,0 +1,87 @@
+"""All that changes in a run, in one place, so that a checkpoint is that and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import SGD
+
+from maskconnect.core.loop import attach, param_groups
+from maskconnect.errors import CheckpointError
+from maskconnect.recipes.schema import Recipe
+from maskconnect.training.tally import Tally
+
+
+@dataclass
+class Position:
+    """What comes next."""
+
+    phase: int = 0
+    epoch: int = 0  # of the phase
+    batch: int = 0  # of the epoch
+    step: int = 0  # of the whole run
+
+
+@dataclass(kw_only=True)
+class State:
+    """A network in training."""
+
+    network: nn.Module
+    optimizer: SGD
+    scaler: torch.amp.GradScaler | None
+    position: Position = field(default_factory=Position)
+    interval: Tally = field(default_factory=Tally)  # since the last line of metrics
+    epoch: Tally = field(default_factory=Tally)
+    phases: list[Tally] = field(default_factory=list)  # one a phase
+    top: list[list[list[int]]] = field(default_factory=list)  # the connections at the end of the last epoch
+    best: dict[str, Any] = field(default_factory=dict)  # the best epoch so far
+    freeze: dict[str, Any] = field(default_factory=dict)  # accuracy before and after it
+    skipped: int = 0  # batches left out because their loss was not finite
+    seconds: float = 0.0  # of all work so far, also in processes that were stopped
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as plain data and tensors."""
+        return {
+            "network": self.network.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": None if self.scaler is None else self.scaler.state_dict(),
+            "random": torch.get_rng_state(),
+            "random_cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+            "position": asdict(self.position),
+            "interval": asdict(self.interval),
+            "epoch": asdict(self.epoch),
+            "phases": [asdict(tally) for tally in self.phases],
+            **{name: getattr(self, name) for name in ("top", "best", "freeze", "skipped", "seconds")},
+        }
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """Become what was saved."""
+        try:
+            self.network.load_state_dict(saved["network"])
+            self.optimizer.load_state_dict(saved["optimizer"])
+            if self.scaler is not None and saved["scaler"] is not None:
+                self.scaler.load_state_dict(saved["scaler"])
+            torch.set_rng_state(saved["random"])
+            if saved["random_cuda"] and torch.cuda.is_available():
+                torch.cuda.set_rng_state_all(saved["random_cuda"])
+            for name, value in saved["position"].items():  # in place: the schedule holds it too
+                setattr(self.position, name, value)
+            self.interval, self.epoch = Tally(**saved["interval"]), Tally(**saved["epoch"])
+            self.phases = [Tally(**tally) for tally in saved["phases"]]
+            for name in ("top", "best", "freeze", "skipped", "seconds"):
+                setattr(self, name, saved[name])
+        except (KeyError, TypeError, RuntimeError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            raise CheckpointError(f"the checkpoint is of another network or another version: {reason}") from None
+
+
+def new_state(network: nn.Module, recipe: Recipe, scaler: torch.amp.GradScaler | None) -> State:
+    """The state at the start: nothing has been trained."""
+    training, first = recipe.training, recipe.phase[0]
+    groups = param_groups(network, lr=first.lr, mask_lr=first.mask_lr, weight_decay=training.weight_decay)
+    optimizer = SGD(groups, lr=first.lr, momentum=training.momentum, nesterov=training.nesterov)
+    attach(optimizer, network)
+    return State(network=network, optimizer=optimizer, scaler=scaler, phases=[Tally() for _ in recipe.phase])

@@ -1,0 +1,64 @@
+"""One training step: Algorithm 1, with the weights updated by SGD beside the masks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.nn import functional as F
+from torch.nn.utils import get_total_norm
+from torch.optim import Optimizer
+
+from maskconnect.errors import ConfigError
+from maskconnect.training.options import Machine
+
+
+class Step(NamedTuple):
+    """What came of a step."""
+
+    loss: float
+    correct: int
+    images: int
+    gradient: float  # the norm of all gradients together, as large as a scaler made them
+
+
+def gradients(
+    network: nn.Module,
+    optimizer: Optimizer,
+    x: Tensor,
+    y: Tensor,
+    *,
+    parts: int,
+    machine: Machine,
+    scaler: GradScaler | None = None,
+) -> Step:
+    """Forward and backward of one batch, in `parts` that follow each other; each of them draws its own masks."""
+    optimizer.zero_grad(set_to_none=True)
+    total, correct = x.new_zeros((), dtype=torch.float64), y.new_zeros(())
+    for x_part, y_part in zip(x.tensor_split(parts), y.tensor_split(parts), strict=True):
+        with machine.autocast():
+            scores = network(machine.ready(x_part))
+        loss = F.cross_entropy(scores.to(torch.promote_types(scores.dtype, torch.float32)), y_part) * (
+            len(y_part) / len(y)
+        )
+        (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
+        total += loss.detach()
+        correct += (scores.detach().argmax(dim=1) == y_part).sum()
+    grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    return Step(loss=float(total), correct=int(correct), images=len(y), gradient=float(get_total_norm(grads)))
+
+
+@contextmanager
+def compiler_errors_in_a_sentence() -> Iterator[None]:
+    """What keeps torch.compile from working, such as that there is no C++ compiler, is the user's to mend."""
+    from torch._dynamo.exc import TorchDynamoException  # here, because to import it takes a second
+
+    try:
+        yield
+    except TorchDynamoException as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"the network cannot be compiled here: {reason}; leave --compile out.") from None

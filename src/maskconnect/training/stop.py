@@ -1,0 +1,49 @@
+"""SIGTERM and Ctrl-C ask a run to stop: it ends the step, saves, and says how to go on. A second one stops at once."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stopped(Exception):  # noqa: N818 (it is no error)
+    """A run was asked to stop, and has saved what it had."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.exit_code = 128 + number
+
+
+class StopRequests:
+    """Within this context the two signals are noted, and `check` raises once the run may stop."""
+
+    def __init__(self) -> None:
+        self.asked: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopRequests:
+        if threading.current_thread() is threading.main_thread():  # only there may handlers be set
+            self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def check(self) -> None:
+        """Stop here if asked to."""
+        if self.asked is not None:
+            raise Stopped(self.asked)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.asked is None:
+            self.asked = number
+            return
+        handler = self._before[number]
+        signal.signal(number, handler)
+        if callable(handler):
+            handler(number, frame)

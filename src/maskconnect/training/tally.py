@@ -1,0 +1,36 @@
+"""Sums over steps, for the means that metrics report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from maskconnect.training.step import Step
+
+
+@dataclass
+class Tally:
+    """What some steps came to, together."""
+
+    loss: float = 0.0
+    correct: int = 0
+    images: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+
+    def add(self, step: Step, seconds: float) -> None:
+        """Count one more step."""
+        self.loss += step.loss * step.images
+        self.correct += step.correct
+        self.images += step.images
+        self.steps += 1
+        self.seconds += seconds
+
+    def means(self) -> dict[str, float]:
+        """Loss and accuracy (in %) of an image, and how fast they were."""
+        images = max(self.images, 1)
+        speed = self.images / self.seconds if self.seconds else 0.0
+        return {
+            "loss": self.loss / images,
+            "accuracy": 100 * self.correct / images,
+            "images_per_second": round(speed, 1),
+        }

@@ -1,0 +1,198 @@
+"""`maskconnect train`, `evaluate` and `demo`, as they are typed."""
+
+import json
+import re
+import resource
+
+import pytest
+import runs
+
+from maskconnect.cli.main import main
+from maskconnect.recipes import load
+
+
+@pytest.fixture
+def type_in(tmp_path, monkeypatch, capsys):
+    """Type a command in an empty folder that has a tiny recipe; returns exit code, output and errors."""
+    monkeypatch.chdir(tmp_path)
+    runs.tiny(tmp_path)
+
+    def type_in(*words):
+        code = main([str(word) for word in words])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return type_in
+
+
+SHORT = ("train", "tiny.toml", "--threads", "1", "--set", "phase.freeze.epochs=1")
+
+
+def test_a_run_shows_its_phases_a_table_and_its_folder(type_in, tmp_path):
+    code, said, errors = type_in(*SHORT)
+    assert (code, errors) == (0, "")
+    lines = said.splitlines()
+    assert lines[0] == "tiny, seed 0, in runs/tiny-seed0"
+    assert lines[1].startswith("phase 1/4, learning: 2 epochs at rate 0.1")
+    assert re.match(r"freeze: test accuracy \d+\.\d\d % with drawn masks, \d+\.\d\d % with their top-K$", lines[2])
+    summary = json.loads((tmp_path / "runs/tiny-seed0/summary.json").read_text())
+    assert f"test accuracy, last epoch           {summary['test']['top1']:.2f} %" in said
+    assert "best epoch (chosen on test)" in said
+    assert f"{summary['parameters']['weights']:,}" in said
+    assert lines[-1] == "run folder: runs/tiny-seed0"
+
+
+def test_the_same_command_again_shows_the_run_that_has_ended(type_in, tmp_path):
+    _, first, _ = type_in(*SHORT)
+    before = (tmp_path / "runs/tiny-seed0/environment.json").read_bytes()
+    code, second, _ = type_in(*SHORT)
+    assert code == 0
+    assert second.splitlines()[0] == "tiny, seed 0: this run has ended before; it is in runs/tiny-seed0"
+    assert second.splitlines()[1:] == first[first.index("\n\n") :].splitlines()[1:]
+    assert (tmp_path / "runs/tiny-seed0/environment.json").read_bytes() == before
+
+
+def test_another_recipe_in_the_same_folder_is_an_error_and_fresh_makes_a_new_one(type_in, tmp_path):
+    type_in(*SHORT)
+    other = (*SHORT, "--set", "model.fan_in=1")
+    code, _, errors = type_in(*other)
+    assert code == 2
+    assert errors.count("\n") == 1
+    assert "model.fan_in is 2 there and 1 here" in errors
+    assert type_in(*other, "--fresh")[0] == 0
+    assert type_in(*other, "--fresh")[0] == 0
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [
+        "tiny-seed0",
+        "tiny-seed0-2",
+        "tiny-seed0-3",
+    ]
+    assert load("runs/tiny-seed0-2/recipe.toml").model.fan_in == 1
+
+
+def test_a_run_that_never_began_does_not_keep_its_folder(type_in, tmp_path):
+    assert type_in(*SHORT, "--device", "cuda:99")[0] == 2
+    assert type_in(*SHORT, "--set", "model.fan_in=1")[0] == 0
+
+
+def test_seed_wiring_and_weights_can_be_given(type_in, tmp_path):
+    type_in(*SHORT, "--out", "first")
+    code, said, _ = type_in(*SHORT, "--wiring", "first/wiring.json", "--init-from", "first", "--seed", "7")
+    assert code == 0
+    assert "starting from the weights in first/final/model.safetensors" in said
+    recipe = load("runs/tiny-seed7/recipe.toml")
+    assert recipe.seed == 7
+    assert recipe.model.connectivity == json.loads((tmp_path / "first/wiring.json").read_text())
+    assert recipe.init_from == "first"
+    assert json.loads((tmp_path / "runs/tiny-seed7/wiring.json").read_text()) == recipe.model.connectivity
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[[], [0]]", "2 rows; the stack has 6 modules"),
+        ("[[], [0], [5], [0], [0], [0]]", "module 2 lists source 5"),
+        ("{", "is no JSON"),
+    ],
+)
+def test_a_wiring_that_does_not_fit_is_an_error(content, message, type_in, tmp_path):
+    (tmp_path / "wiring.json").write_text(content)
+    code, _, errors = type_in(*SHORT, "--wiring", "wiring.json")
+    assert code == 2
+    assert message in errors
+
+
+def test_evaluate_finds_the_accuracy_of_the_saved_network(type_in, tmp_path):
+    type_in(*SHORT)
+    summary = json.loads((tmp_path / "runs/tiny-seed0/summary.json").read_text())["test"]
+    code, said, _ = type_in("evaluate", "runs/tiny-seed0", "--threads", "1")
+    assert code == 0
+    assert said == (
+        f"top-1 {summary['top1']:.2f} %   top-5 {summary['top5']:.2f} %   loss {summary['loss']:.4f}   (60 images)\n"
+    )
+    _, said, _ = type_in("evaluate", "runs/tiny-seed0", "--threads", "1", "--json")
+    assert json.loads(said) == {"run": "runs/tiny-seed0", "images": 60, **summary}
+
+
+def test_evaluate_of_what_is_no_finished_run_is_an_error(type_in, tmp_path):
+    assert "is no run folder: it has no recipe.toml" in type_in("evaluate", "nothing")[2]
+    type_in(*SHORT)
+    (tmp_path / "runs/tiny-seed0/summary.json").unlink()
+    code, _, errors = type_in("evaluate", "runs/tiny-seed0")
+    assert code == 2
+    assert "has not ended; go on with it: maskconnect train runs/tiny-seed0/recipe.toml --out runs/tiny-seed0" in errors
+
+
+def test_a_flipped_bit_in_the_saved_network_is_noticed(type_in, tmp_path):
+    type_in(*SHORT)
+    place = tmp_path / "runs/tiny-seed0/final/model.safetensors"
+    content = bytearray(place.read_bytes())
+    content[len(content) // 2] ^= 1
+    place.write_bytes(content)
+    code, _, errors = type_in("evaluate", "runs/tiny-seed0")
+    assert code == 2
+    assert "model.safetensors" in errors
+
+
+def test_a_full_disk_is_one_sentence_and_the_last_checkpoint_is_intact(type_in, tmp_path):
+    """A limit on the size of files stands for the disk: what is larger cannot be written."""
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+
+    process = runs.command(*SHORT, "--out", tmp_path / "run", preexec_fn=limit)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert errors.count("\n") == 1
+    assert "cannot be written" in errors
+    assert not list((tmp_path / "run/checkpoints").glob(".*"))
+    assert type_in(*SHORT, "--out", "run")[0] == 0  # and once there is room, all goes on
+
+
+def test_the_demo_trains_three_wirings_prunes_one_and_says_where_all_is(type_in, tmp_path, monkeypatch):
+    from maskconnect import recipes
+
+    def small(name, settings=()):
+        few = [f"phase.{phase}.epochs=1" for phase in ("learn", "freeze", "fine", "finer")]
+        return load(name, [*few, "data.train_images=200", *settings])
+
+    monkeypatch.setattr(recipes, "load", small)
+    code, said, errors = type_in("demo")
+    assert (code, errors) == (0, "")
+    assert [line.split(",")[0] for line in said.splitlines() if line.startswith(("Fixed-", "Learned"))] == [
+        "Fixed-Prev",
+        "Fixed-Random",
+        "Learned",
+    ]
+    (apart,) = re.findall(r"relative to the largest output: (\S+)\.", said)
+    assert float(apart) < 1e-5
+    for name in ("digits-prev", "digits-random", "digits"):
+        assert f"runs/demo/{name}-seed0\n" in said
+        assert (tmp_path / f"runs/demo/{name}-seed0/summary.json").exists()
+    wiring = json.loads((tmp_path / "runs/demo/digits-seed0/wiring.json").read_text())
+    assert f"  block 8 reads {' and '.join(map(str, wiring[8]))}\n" in said
+
+
+def test_an_error_in_a_run_is_one_line(type_in):
+    code, _, errors = type_in(*SHORT, "--set", "phase.learn.lr=1e30")
+    assert code == 2
+    assert errors.count("\n") == 1
+    assert "at step 1 (phase learn" in errors
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_network_learns_the_same(tmp_path):
+    plain, compiled = (
+        runs.run(runs.tiny(tmp_path), tmp_path / str(how), compile=how)["test"]["loss"] for how in (False, True)
+    )
+    assert compiled == pytest.approx(plain, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_without_a_compiler_compile_is_a_sentence(tmp_path):
+    runs.tiny(tmp_path)
+    nowhere = {"PATH": "/nonexistent", "CXX": "/nonexistent", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    process = runs.command("train", tmp_path / "tiny.toml", "--out", tmp_path / "run", "--compile", environment=nowhere)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 2
+    assert errors.splitlines()[-1].startswith("error: the network cannot be compiled here")

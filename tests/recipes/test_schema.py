@@ -1,0 +1,99 @@
+"""The limits of each field, by settings over a recipe that is right."""
+
+import pytest
+
+import maskconnect as mc
+from maskconnect.models import ResNetSpec, ResNeXtSpec
+from maskconnect.recipes import load
+
+RESNET, RESNEXT = "paper/cifar100-resnet38-learned", "paper/cifar10-resnext20-4-8-learned"
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("seed=-1", "seed is -1; it must be at least 0 and below 2**63."),
+        (f"seed={2**63}", f"seed is {2**63}; it must be at least 0"),
+        ("data.validation=-1", "data.validation is -1; it must be 0 or more."),
+        ("data.shrink=0", "data.shrink is 0; it must be 1 or more."),
+        ("data.train_images=0", "data.train_images is 0; it must be 1 or more."),
+        ("data.test_images=0", "data.test_images is 0; it must be 1 or more."),
+        ("model.architecture=resnest", "model.architecture is 'resnest'; it must be one of resnet, resnext."),
+        ("model.architecture=resnext", "model.width is missing; a resnext needs it."),
+        ("model.cardinality=4", "model.cardinality is 4; only a resnext has it."),
+        ("model.norm=sum", "model.norm is 'sum'; only a resnext has it."),
+        ("model.stem=cfar", "model.stem is 'cfar'; it must be one of cifar, mini, imagenet."),
+        ("model.aggregation=residual", "model.aggregation is 'residual'; it must be one of mean, sum."),
+        ("model.mask_init=0", "model.mask_init is 0.0; it must be 'uniform', or a number above 0"),
+        ("training.batch_size=0", "training.batch_size is 0; it must be 1 or more."),
+        ("training.accumulate=0", "training.accumulate is 0; it must be 1 or more."),
+        ("training.accumulate=129", "training.accumulate is 129; a batch of 128 has no so many parts."),
+        ("training.evaluate_every=0", "training.evaluate_every is 0; it must be 1 or more."),
+        ("training.reestimate=-1", "training.reestimate is -1; it must be 0 or more."),
+        ("training.norm_group=1", "training.norm_group is 1; it must be 2 or more."),
+        ("training.weight_decay=-1", "training.weight_decay is -1.0; it must be a number of 0 or more."),
+        ("training.momentum=1", "training.momentum is 1.0; it must be at least 0 and below 1."),
+        ("training.momentum=-0.1", "training.momentum is -0.1; it must be at least 0 and below 1."),
+        ("training={momentum = 0, nesterov = true}", "training.nesterov needs a training.momentum above 0."),
+        ("phase.fine.epochs=0", "phase.fine.epochs is 0; it must be 1 or more."),
+        ("phase.fine.lr=inf", "phase.fine.lr is inf; it must be a number of 0 or more."),
+        ("phase.fine.lr=-1", "phase.fine.lr is -1.0; it must be a number of 0 or more."),
+        ("phase.learn.mask_lr=-1", "phase.learn.mask_lr is -1.0; it must be a number of 0 or more."),
+        ("phase.fine.mask_lr=0.1", "a phase with mask_lr above 0 comes after one without; masks that are frozen"),
+        ("phase.learn.mask_lr=0", "model.connectivity is 'learned', but phase.learn.mask_lr is 0; set it"),
+        ("phase.fine.name=learn", "phases are called learn, freeze, learn, finer; each needs a name of its own."),
+    ],
+)
+def test_a_value_out_of_bounds_is_refused(setting, said):
+    with pytest.raises(mc.ConfigError) as caught:
+        load(RESNET, [setting])
+    assert str(caught.value).startswith(f"{RESNET}: {said}")
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("model.width=0", "model.width is 0; it must be 1 or more."),
+        ("model.norm=brnch", "model.norm is 'brnch'; it must be one of branch, sum."),
+        ("model={norm = 'sum', aggregation = 'mean'}", "model.norm='sum' normalises the sum of residuals"),
+        ("model.connectivity=[[[]]]", "model.connectivity has 1 rows; the stack has 6 layers."),
+        ("model.architecture=resnet", "model.width is 4; only a resnext has it."),
+    ],
+)
+def test_a_branch_out_of_bounds_is_refused(setting, said):
+    with pytest.raises(mc.ConfigError) as caught:
+        load(RESNEXT, [setting])
+    assert str(caught.value).startswith(f"{RESNEXT}: {said}")
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        *("seed=0", f"seed={2**63 - 1}", "data.validation=0", "data.shrink=1", "data.train_images=1"),
+        *("model.fan_in=1", "model.fan_in=99", "model.mask_init=1", "model.connectivity=full", "model.aggregation=sum"),
+        *("training.batch_size=1", "training.accumulate=128", "training.norm_group=2", "training.weight_decay=0"),
+        *("training.momentum=0", "training.momentum=0.99", "training.nesterov=true", "training.reestimate=0"),
+        *("phase.fine.epochs=1", "phase.fine.lr=0", "phase.freeze.mask_lr=0.1", "data.labels=coarse"),
+    ],
+)
+def test_the_last_value_within_bounds_is_taken(setting):
+    assert load(RESNET, [setting]).name == RESNET
+
+
+def test_fixed_connectivity_needs_no_rate_for_masks():
+    recipe = load(RESNET, ["model.connectivity=prev", "phase.learn.mask_lr=0"])
+    assert not recipe.learns
+    assert load(RESNET).learns
+
+
+def test_epochs_of_all_phases_are_added_up():
+    assert load(RESNET, ["phase.learn.epochs=1", "phase.finer.epochs=5"]).epochs == 1 + 30 + 10 + 5
+
+
+def test_the_spec_of_a_network_has_what_the_recipe_says_and_the_defaults_of_its_family():
+    resnet = load(RESNET, ["model.aggregation=sum", "model.mask_init=0.5"]).model
+    resnext = load(RESNEXT, ["model.norm=sum"]).model
+    common = {"num_classes": 7, "in_channels": 1, "seed": 5}
+    assert resnet.spec(**common) == ResNetSpec(depth=38, fan_in=10, aggregation="sum", mask_init=0.5, **common)
+    assert resnext.spec(**common) == ResNeXtSpec(depth=20, width=4, cardinality=8, fan_in=4, norm="sum", **common)
+    assert load(RESNEXT).model.spec(**common).norm == "branch"

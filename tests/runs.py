@@ -1,0 +1,91 @@
+"""Runs small enough for tests: all four phases on a few digits in a second or two."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+from maskconnect.recipes import load
+from maskconnect.training.options import Options
+from maskconnect.training.run import train
+
+TINY = """
+about = "a run of a test"
+[data]
+name = "digits"
+train_images = 160
+test_images = 60
+[augmentation]
+size = 8
+pad = 1
+[model]
+architecture = "resnet"
+depth = 14
+fan_in = 2
+[training]
+batch_size = 32
+weight_decay = 1e-4
+[[phase]]
+name = "learn"
+epochs = 2
+lr = 0.1
+mask_lr = 0.3
+[[phase]]
+name = "freeze"
+epochs = 2
+lr = 0.1
+[[phase]]
+name = "fine"
+epochs = 1
+lr = 0.01
+[[phase]]
+name = "finer"
+epochs = 1
+lr = 0.001
+"""
+
+TIMES = ("images_per_second", "seconds")
+
+
+def tiny(folder, *settings, **fields):
+    """The recipe of the tests, with some of it changed."""
+    place = folder / "tiny.toml"
+    place.write_text(TINY)
+    return replace(load(str(place), settings), **fields)
+
+
+def run(recipe, out, show=None, **options):
+    return train(recipe, out, Options(threads=1, **options), show)
+
+
+def without_times(lines):
+    return [{key: value for key, value in line.items() if key not in TIMES} for line in lines]
+
+
+def metrics(out):
+    """What a run has recorded, but for how fast it was."""
+    return without_times(map(json.loads, (out / "metrics.jsonl").read_text().splitlines()))
+
+
+def results(out):
+    """Every file of a finished run that must not depend on when it was stopped, and its metrics."""
+    names = sorted(p for part in ("final", "masks") for p in (out / part).iterdir())
+    files = {str(p.relative_to(out)): p.read_bytes() for p in [*names, out / "wiring.json", out / "recipe.toml"]}
+    summary = json.loads((out / "summary.json").read_text())
+    for key in ("seconds", "step_seconds", "learning_over_fixed"):
+        summary.pop(key)
+    return files, metrics(out), summary
+
+
+def command(*arguments, environment=(), **options):
+    """A real process of the command line."""
+    variables = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} | dict(environment)
+    return subprocess.Popen(
+        [sys.executable, "-m", "maskconnect", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=variables,
+        **options,
+    )

@@ -1,0 +1,327 @@
+"""A whole run: its phases, its folder, its metrics."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import runs
+import torch
+from torch import nn
+
+import maskconnect as mc
+from maskconnect.errors import CheckpointError, ConfigError, MaskConnectError
+from maskconnect.recipes import load
+from maskconnect.training.again import evaluate_run, load_run
+from maskconnect.training.files import load_tensors
+from maskconnect.training.options import Options
+from maskconnect.training.show import Silent
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("learned")
+    runs.run(runs.tiny(folder), folder / "run", log_every=2)
+    return folder / "run"
+
+
+def epochs_of(out):
+    return [line for line in runs.metrics(out) if line["kind"] == "epoch"]
+
+
+def test_four_phases_have_their_epochs_and_rates(learned):
+    found = [(line["phase"], line["epoch"], line["step"], line["lr"], line["mask_lr"]) for line in epochs_of(learned)]
+    assert found == [
+        ("learn", 1, 5, 0.1, 0.3),
+        ("learn", 2, 10, 0.1, 0.3),
+        ("freeze", 3, 15, 0.1, 0.0),
+        ("freeze", 4, 20, 0.1, 0.0),
+        ("fine", 5, 25, 0.01, 0.0),
+        ("finer", 6, 30, 0.001, 0.0),
+    ]
+
+
+def test_metrics_have_a_line_some_steps_an_epoch_and_one_of_the_freeze(learned):
+    lines = runs.metrics(learned)
+    assert [line["step"] for line in lines if line["kind"] == "step"][:6] == [2, 4, 5, 7, 9, 10]
+    (frozen,) = (line for line in lines if line["kind"] == "freeze")
+    assert frozen["step"] == 10
+    assert 0 <= frozen["drawn"]["top1"] <= 100
+    assert frozen["frozen"] == epochs_of(learned)[1]["test"]  # nothing but the masks' freedom has changed
+    first = epochs_of(learned)[0]
+    assert {"loss", "accuracy", "test", "mask_entropy", "top_changes", "activation_scales"} <= first.keys()
+    assert first["test"].keys() == {"loss", "top1", "top5"}
+    assert 0.9 < first["mask_entropy"] < 1
+    assert len(first["activation_scales"]) == 7  # what each of 6 blocks reads, and the output
+    assert "mask_entropy" not in epochs_of(learned)[2]
+
+
+def test_the_loss_of_an_epoch_is_the_mean_over_its_images(learned):
+    steps = [line for line in runs.metrics(learned) if line["kind"] == "step" and line["epoch"] == 1]
+    mean = (64 * steps[0]["loss"] + 64 * steps[1]["loss"] + 32 * steps[2]["loss"]) / 160
+    assert math.isclose(mean, epochs_of(learned)[0]["loss"])
+
+
+def test_masks_are_kept_from_the_start_to_the_freeze_and_only_then_change(learned):
+    kept = sorted((learned / "masks").iterdir())
+    assert [path.name for path in kept] == [f"epoch-000{k}.safetensors" for k in range(3)]
+    real = [load_tensors(path)["stack0.real"] for path in kept]
+    assert torch.equal(real[0][4], torch.full((5,), 0.2))
+    assert not torch.equal(real[0], real[1])
+    final = load_tensors(learned / "final/model.safetensors")
+    assert torch.equal(final["stack.masks.real"], real[2])
+
+
+def test_the_wiring_is_the_top_k_of_the_last_masks(learned):
+    wiring = json.loads((learned / "wiring.json").read_text())
+    real = load_tensors(learned / "masks/epoch-0002.safetensors")["stack0.real"]
+    for block in range(2, 6):
+        assert wiring[block] == sorted(real[block - 1, :block].topk(min(2, block)).indices.tolist())
+
+
+def test_the_network_that_was_saved_is_the_one_that_was_judged(learned):
+    summary = json.loads((learned / "summary.json").read_text())
+    found, images = evaluate_run(learned, Options(threads=1))
+    assert images == 60
+    assert found == summary["test"] == epochs_of(learned)[-1]["test"]
+
+
+def test_predictions_are_those_of_the_network_and_the_wrong_images_are_wrong(learned):
+    kept = load_tensors(learned / "final/predictions.safetensors")
+    network, images, _ = load_run(learned, Options(threads=1))
+    x = torch.cat([x for x, _ in images.test.epoch(0)])
+    with torch.no_grad():
+        scores = network(x)
+    assert torch.equal(scores.topk(5).indices, kept["class"])
+    torch.testing.assert_close(scores.softmax(1).topk(5).values, kept["probability"])
+    wrong = kept["wrong"]
+    assert (kept["class"][wrong, 0] != kept["label"][wrong]).all()
+    assert torch.equal(images.test.images.images[wrong], kept["wrong_images"])
+    assert (kept["probability"][wrong, 0].diff() <= 0).all()
+
+
+def test_a_run_that_has_ended_is_not_run_again(learned, tmp_path):
+    before = (learned / "metrics.jsonl").stat().st_mtime_ns
+    summary = runs.run(runs.tiny(tmp_path), learned)
+    assert summary == json.loads((learned / "summary.json").read_text())
+    assert (learned / "metrics.jsonl").stat().st_mtime_ns == before
+
+
+def test_a_folder_of_another_recipe_is_an_error_that_names_the_difference(learned, tmp_path):
+    with pytest.raises(ConfigError, match=r"model.fan_in is 2 there and 3 here.*--out.*--fresh"):
+        runs.run(runs.tiny(tmp_path, "model.fan_in=3"), learned)
+    with pytest.raises(ConfigError, match=r"phase.1.epochs is 2 there and 1 here"):
+        runs.run(runs.tiny(tmp_path, "phase.freeze.epochs=1"), learned)
+    with pytest.raises(ConfigError, match=r"seed is 0 there and 1 here"):
+        runs.run(runs.tiny(tmp_path, seed=1), learned)
+
+
+def test_a_folder_that_is_no_run_is_left_alone(tmp_path):
+    recipe, out = runs.tiny(tmp_path), tmp_path / "letters"
+    out.mkdir()
+    (out / "letter.txt").write_text("dear")
+    with pytest.raises(ConfigError, match="is not empty and holds no run"):
+        runs.run(recipe, out)
+    assert [path.name for path in out.iterdir()] == ["letter.txt"]
+
+
+def test_two_processes_in_one_folder_are_an_error(tmp_path):
+    recipe, out = runs.tiny(tmp_path), tmp_path / "run"
+
+    class Second(Silent):
+        def progress(self, now):
+            with pytest.raises(ConfigError, match="another process trains in"):
+                runs.run(recipe, out)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        runs.run(recipe, out, Second())
+
+
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
+    recipe = runs.tiny(tmp_path)
+    with pytest.raises(ConfigError, match=r"tiny.toml/run cannot be written"):
+        runs.run(recipe, tmp_path / "tiny.toml" / "run")
+
+
+def test_the_same_seed_gives_the_same_run_and_another_another(tmp_path):
+    short = ["phase.learn.epochs=1", "phase.freeze.epochs=1"]
+    found = {}
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        torch.manual_seed(len(found))  # what the process did before does not matter
+        runs.run(runs.tiny(tmp_path, *short, seed=seed), tmp_path / name)
+        found[name] = runs.results(tmp_path / name)
+    assert found["a"][0] == found["b"][0]
+    assert found["a"][1] == found["b"][1]
+    assert found["a"][0]["final/model.safetensors"] != found["c"][0]["final/model.safetensors"]
+
+
+@pytest.mark.parametrize("connectivity", ["prev", "full", "random"])
+def test_fixed_wiring_goes_through_the_same_epochs_and_rates(connectivity, tmp_path, learned):
+    out = tmp_path / "run"
+    summary = runs.run(runs.tiny(tmp_path, f"model.connectivity={connectivity}"), out)
+    rates = [(line["step"], line["lr"]) for line in epochs_of(out)]
+    assert rates == [(line["step"], line["lr"]) for line in epochs_of(learned)]
+    assert all(line["mask_lr"] == 0 for line in epochs_of(out))
+    assert not any(line["kind"] == "freeze" for line in runs.metrics(out))
+    assert not (out / "masks").exists()
+    assert summary["freeze"] == {}
+    assert summary["learning_over_fixed"] is None
+    assert summary["parameters"]["mask_entries"] == 0
+
+
+def test_fixed_prev_is_a_plain_network_trained_by_hand(tmp_path):
+    """The whole run equals twenty lines of torch: order, augmentation, rates, momentum, decay."""
+    recipe, out = runs.tiny(tmp_path, "model.connectivity=prev"), tmp_path / "run"
+    runs.run(recipe, out)
+    network, images, _ = load_run(out, Options(threads=1))
+    torch.manual_seed(0)
+    plain = mc.resnet(14, 10, connectivity="prev", in_channels=1)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
+    for epoch, rate in enumerate([0.1, 0.1, 0.1, 0.1, 0.01, 0.001]):
+        optimizer.param_groups[0]["lr"] = rate
+        for x, y in images.train.epoch(epoch):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(plain(x), y).backward()
+            optimizer.step()
+    for name, value in plain.state_dict().items():
+        if ".masks." not in name:
+            torch.testing.assert_close(network.state_dict()[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_the_wiring_of_a_run_can_be_trained_from_scratch(tmp_path, learned):
+    wiring = json.loads((learned / "wiring.json").read_text())
+    recipe = runs.tiny(tmp_path)
+    again = replace(recipe, model=replace(recipe.model, connectivity=wiring))
+    summary = runs.run(again, tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "wiring.json").read_text()) == wiring
+    assert summary["connectivity"] == "explicit"
+    assert load(str(tmp_path / "run" / "recipe.toml")) == again
+    runs.run(again, tmp_path / "run")  # it is the same recipe
+
+
+def test_a_run_can_start_from_the_weights_of_another(tmp_path, learned):
+    recipe = runs.tiny(tmp_path, "phase.learn.lr=0", "phase.learn.mask_lr=1e-9", init_from=str(learned))
+    recipe = replace(recipe, phase=recipe.phase[:1])
+    runs.run(recipe, tmp_path / "run")
+    before, after = (load_tensors(out / "final/model.safetensors") for out in (learned, tmp_path / "run"))
+    assert all(torch.equal(before[name], after[name]) for name in before if name.endswith("weight"))
+    real = after["stack.masks.real"][4]
+    torch.testing.assert_close(real, torch.full_like(real, 0.2))  # masks start anew
+
+
+def test_weights_of_another_network_are_refused(tmp_path, learned):
+    with pytest.raises(CheckpointError, match="is of another network"):
+        runs.run(runs.tiny(tmp_path, "model.depth=8", init_from=str(learned)), tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"there is no final/model.safetensors in it"):
+        runs.run(runs.tiny(tmp_path, init_from=str(tmp_path)), tmp_path / "other")
+
+
+@pytest.mark.filterwarnings("ignore:activations grow")
+def test_a_loss_that_is_not_finite_ends_the_run_and_says_where(tmp_path):
+    recipe, out = runs.tiny(tmp_path, "phase.learn.lr=1e30"), tmp_path / "run"
+    with pytest.raises(MaskConnectError, match=r"not finite|the loss is") as found:
+        runs.run(recipe, out)
+    said = str(found.value)
+    assert "at step 1 (phase learn, epoch 1, lr 1e+30, mask_lr 0.3)" in said
+    assert "The scales of activations, module by module:" in said
+    assert "--skip-nonfinite" in said
+
+
+def test_batches_whose_loss_is_not_finite_can_be_left_out(tmp_path, monkeypatch):
+    from maskconnect.training import run
+
+    before, calls = run.gradients, 0
+
+    def poisoned(network, optimizer, x, y, **options):
+        nonlocal calls
+        calls += 1
+        return before(network, optimizer, x * math.inf if calls in (3, 7) else x, y, **options)
+
+    monkeypatch.setattr(run, "gradients", poisoned)
+    summary = runs.run(runs.tiny(tmp_path), tmp_path / "run", skip_nonfinite=True)
+    assert summary["skipped"] == 2
+    assert summary["steps"] == 30
+    final = load_tensors(tmp_path / "run" / "final/model.safetensors")
+    assert all(value.isfinite().all() for value in final.values() if value.is_floating_point())
+    assert epochs_of(tmp_path / "run")[0]["skipped"] == 1
+
+
+def test_with_a_validation_set_the_best_epoch_is_chosen_there(tmp_path):
+    summary = runs.run(runs.tiny(tmp_path, "data.validation=100"), tmp_path / "run")
+    lines = epochs_of(tmp_path / "run")
+    best = max(lines, key=lambda line: line["validation"]["top1"])
+    assert summary["best"]["chosen_on"] == "validation"
+    assert summary["best"]["test"] == best["test"]
+    assert summary["test"] == lines[-1]["test"]
+
+
+def test_batch_norm_statistics_can_be_found_anew(tmp_path):
+    summary = runs.run(runs.tiny(tmp_path, "training.reestimate=3"), tmp_path / "run")
+    assert summary["freeze"]["reestimated_by"] == 3
+    assert summary["freeze"]["frozen"] == epochs_of(tmp_path / "run")[1]["test"]
+
+
+def test_epochs_are_evaluated_as_often_as_the_recipe_says(tmp_path):
+    runs.run(runs.tiny(tmp_path, "training.evaluate_every=4"), tmp_path / "run")
+    assert [line["epoch"] for line in epochs_of(tmp_path / "run") if "test" in line] == [2, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    "options", [{"channels_last": True}, {"deterministic": True}, {"precision": "bf16"}, {"precision": "fp16"}], ids=str
+)
+def test_options_of_how_to_run_still_learn(options, tmp_path):
+    try:
+        summary = runs.run(runs.tiny(tmp_path, "training.norm_group=16"), tmp_path / "run", **options)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert summary["test"]["top1"] > 15
+    if "channels_last" in options:
+        assert evaluate_run(tmp_path / "run", Options(threads=1))[0]["top1"] == summary["test"]["top1"]
+
+
+def test_options_that_cannot_be_meant_are_errors():
+    for wrong in ({"threads": 0}, {"precision": "fp8"}, {"workers": -1}, {"checkpoint_every": -1.0}, {"log_every": 0}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            Options(**wrong)
+
+
+def test_a_device_that_is_not_there_is_an_error(tmp_path):
+    for device in ("cuda:7", "cpuu"):
+        with pytest.raises(ConfigError, match=f"device is '{device}'.*Try --device cpu"):
+            runs.run(runs.tiny(tmp_path), tmp_path / device, device=device)
+
+
+def test_going_on_with_other_threads_is_said(tmp_path):
+    recipe, out, said = runs.tiny(tmp_path), tmp_path / "run", []
+
+    class Listening(Silent):
+        def progress(self, now):
+            if now.step == 12 and not said:
+                raise KeyboardInterrupt
+
+        def line(self, text):
+            said.append(text)
+
+    with pytest.raises(KeyboardInterrupt):
+        runs.run(recipe, out, type("Quiet", (Listening,), {"line": lambda *_: None})())
+    said.append("")
+    try:
+        runs.train(recipe, out, Options(threads=2), Listening())
+    finally:
+        torch.set_num_threads(1)
+    assert "note: threads was 1 and is 2, so the result will not be the same to the bit" in said
+
+
+def test_the_environment_is_written_down(learned):
+    (start,) = json.loads((learned / "environment.json").read_text())
+    assert start["packages"]["torch"] == torch.__version__
+    assert start["threads"] == 1
+    assert start["from_step"] == 0
+
+
+def test_curves_are_there_for_tensorboard(learned):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    found = events.EventAccumulator(str(learned / "tensorboard")).Reload()
+    top1 = [(event.step, round(event.value, 3)) for event in found.Scalars("test/top1")]
+    assert top1 == [(line["step"], round(line["test"]["top1"], 3)) for line in epochs_of(learned)]
