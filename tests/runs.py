@@ -9,6 +9,7 @@ from dataclasses import replace
 from maskconnect.recipes import load
 from maskconnect.training.options import Options
 from maskconnect.training.run import train
+from maskconnect.training.show import Silent
 
 TINY = """
 about = "a run of a test"
@@ -44,6 +45,8 @@ name = "finer"
 epochs = 1
 lr = 0.001
 """
+
+__all__ = ["Silent", "command", "metrics", "results", "run", "tiny", "train"]
 
 TIMES = ("images_per_second", "seconds")
 

@@ -19,6 +19,7 @@ examples:
   maskconnect train quick/digits
   maskconnect train paper/cifar100-resnet38-learned --data data --seed 1
   maskconnect train quick/cifar10 --data data --set model.fan_in=3 --set phase.learn.epochs=20
+  maskconnect train quick/digits --set training.reestimate=20 --set training.accumulate=2 --out runs/other
   maskconnect train quick/digits --wiring runs/quick-digits-seed0/wiring.json --out runs/again
 
 The same command again goes on with a run that was stopped; a run that has ended is shown."""

@@ -10,11 +10,10 @@ from torch import nn
 from maskconnect.errors import CheckpointError
 from maskconnect.training import images, options
 from maskconnect.training.evaluate import predict
-from maskconnect.training.finish import INPUT, MODEL
-from maskconnect.training.folder import RunFolder
+from maskconnect.training.folder import INPUT, MODEL, RunFolder
 from maskconnect.training.images import Prepared
+from maskconnect.training.network import make_network
 from maskconnect.training.options import Machine, Options
-from maskconnect.training.run import make_network
 
 
 def evaluate_run(path: Path, how: Options) -> tuple[dict[str, float], int]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from maskconnect.core.count import count_parameters
@@ -15,15 +14,12 @@ from maskconnect.core.loop import wiring_of
 from maskconnect.core.prune import pruned_parameters
 from maskconnect.data.batches import Pictures
 from maskconnect.data.sets import Arrays, Images
-from maskconnect.errors import CheckpointError, ConfigError
 from maskconnect.recipes.schema import Recipe
 from maskconnect.training.evaluate import Predictions
-from maskconnect.training.files import load_tensors
-from maskconnect.training.folder import RunFolder
+from maskconnect.training.folder import INPUT, MODEL, PREDICTIONS, RunFolder
 from maskconnect.training.images import Prepared
 from maskconnect.training.state import State
 
-MODEL, INPUT, PREDICTIONS = "final/model.safetensors", "final/input.safetensors", "final/predictions.safetensors"
 WRONG = 32
 """How many wrong images are kept."""
 
@@ -73,31 +69,6 @@ def summarise(recipe: Recipe, state: State, predictions: Predictions) -> dict[st
         "step_seconds": {phase.name: _per_step(t) for phase, t in zip(recipe.phase, state.phases, strict=True)},
         "learning_over_fixed": round(seconds[0] / seconds[1], 3) if recipe.learns and seconds[1] else None,
     }
-
-
-def load_weights(network: nn.Module, place: Path) -> str:
-    """Start from the trained weights of a run (or of a folder with a model.safetensors); masks start anew.
-
-    A classifier for another number of classes starts anew too. Returns what was done, in a sentence.
-    """
-    file = next((place / name for name in (MODEL, "model.safetensors") if (place / name).exists()), None)
-    if file is None:
-        raise ConfigError(f"--init-from {place}: there is no {MODEL} in it; name the folder of a run that has ended.")
-    saved = {name: value for name, value in load_tensors(file).items() if ".masks." not in name}
-    own = {name: value for name, value in network.state_dict().items() if ".masks." not in name}
-    anew = [
-        name
-        for name in own
-        if name.startswith("classifier.") and name in saved and saved[name].shape != own[name].shape
-    ]
-    missing = own.keys() - saved.keys()
-    surplus = saved.keys() - own.keys()
-    wrong = [name for name in own if name in saved and name not in anew and saved[name].shape != own[name].shape]
-    if missing or surplus or wrong:
-        name = sorted(missing | surplus | set(wrong))[0]
-        raise CheckpointError(f"{file} is of another network: {name} is not the same in both.")
-    network.load_state_dict({name: saved[name] for name in own if name not in anew}, strict=False)
-    return f"starting from the weights in {file}" + (", with a new classifier" if anew else "")
 
 
 def _per_step(tally: Any) -> float | None:

@@ -16,24 +16,20 @@ import fcntl
 import json
 import math
 import os
-import platform
-import subprocess
-import sys
-import time
 from contextlib import suppress
-from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TextIO
 
-import torch
 from torch import Tensor
 
 from maskconnect.errors import CheckpointError, ConfigError
 from maskconnect.recipes import Recipe, load, write
 from maskconnect.training.checkpoint import Checkpoints
+from maskconnect.training.environment import differences, environment
 from maskconnect.training.files import TEMPORARY, load_tensors, save_tensors, write_atomically
 from maskconnect.training.options import Options
+
+MODEL, INPUT, PREDICTIONS = "final/model.safetensors", "final/input.safetensors", "final/predictions.safetensors"
 
 
 class RunFolder:
@@ -100,7 +96,7 @@ class RunFolder:
             starts = json.loads(place.read_text())
         starts.append(json.loads(json.dumps(environment(options) | {"from_step": resumed}, default=str)))
         write_atomically(place, json.dumps(starts, indent=1) + "\n")
-        return _differences(starts[-2], starts[-1]) if resumed and len(starts) > 1 else []
+        return differences(starts[-2], starts[-1]) if resumed and len(starts) > 1 else []
 
     def open_metrics(self, size: int) -> None:
         """Go on with the metrics after their first `size` bytes: later lines are of steps that will be taken again."""
@@ -166,59 +162,6 @@ class RunFolder:
         for file in (self._metrics, self._lock):
             if file is not None:
                 file.close()
-
-
-def environment(options: Options) -> dict[str, Any]:
-    """What else a result may depend on."""
-    packages = ("maskconnect", "torch", "numpy", "safetensors", "pillow", "scikit-learn")
-    return {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "packages": {name: found for name in packages if (found := _version(name))},
-        "commit": _commit(),
-        "cpu": torch.backends.cpu.get_cpu_capability(),
-        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "threads": torch.get_num_threads(),
-        "options": asdict(options),
-        "arguments": sys.argv[1:],
-    }
-
-
-def _differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What of two starts of one run changes its bits."""
-    found = []
-    for name in ("threads", "cpu", "cuda"):
-        if before.get(name) != now[name]:
-            found.append(f"{name} was {before.get(name)} and is {now[name]}")
-    for name in ("device", "precision", "channels_last", "compile", "skip_nonfinite"):
-        if before.get("options", {}).get(name) != now["options"][name]:
-            found.append(f"{name} was {before.get('options', {}).get(name)} and is {now['options'][name]}")
-    if before.get("packages", {}).get("torch") != now["packages"].get("torch"):
-        found.append("torch is another version")
-    return found
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def _commit() -> str | None:
-    """The git commit of the code, if it stands in a checkout; with a + if files have changed since."""
-    here = Path(__file__).parent
-    git = ["git", "-C", str(here)]
-    try:
-        found = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=10)
-        tracked = subprocess.run([*git, "ls-files", "--error-unmatch", __file__], capture_output=True, timeout=10)
-        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", str(here)], capture_output=True, timeout=10)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    if tracked.returncode:  # installed somewhere inside a repository of another project
-        return None
-    return found.stdout.strip() + ("+" if changed.returncode else "")
 
 
 def finite(value: Any) -> Any:

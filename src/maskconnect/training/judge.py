@@ -34,10 +34,11 @@ class Judge:
 
     def epoch(self) -> Found:
         """Scores of the validation set, if there is one, and of the test set; of the top-K while masks are learned."""
+        parts = ("validation", "test") if self.images.validation is not None else ("test",)
+        if not (self.learning and self.reestimate):
+            return {part: self.scores(part) for part in parts}
         with statistics_kept(self.network):
-            if self.learning and self.reestimate:
-                reestimate_(self.network, self.images.train, self.reestimate, self.machine)
-            parts = ("validation", "test") if self.images.validation is not None else ("test",)
+            reestimate_(self.network, self.images.train, self.reestimate, self.machine)
             return {part: self.scores(part) for part in parts}
 
     def freeze(self) -> Found:

@@ -69,7 +69,7 @@ def prepare(options: Options) -> Machine:
         torch.set_num_threads(options.threads)
     if options.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(options.deterministic)
+        torch.use_deterministic_algorithms(True)
     precision = Precision(name=options.precision, device_type=device.type)
     return Machine(device=device, precision=precision, channels_last=options.channels_last)
 

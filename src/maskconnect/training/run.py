@@ -21,15 +21,14 @@ from torch import Tensor, nn
 
 from maskconnect.core.loop import masks_of, wiring_of
 from maskconnect.errors import MaskConnectError
-from maskconnect.models import build
-from maskconnect.models.groups import group_norms_
 from maskconnect.recipes.schema import Recipe
 from maskconnect.training import images, options
 from maskconnect.training.evaluate import statistics
-from maskconnect.training.finish import finish, load_weights
+from maskconnect.training.finish import finish
 from maskconnect.training.folder import RunFolder
 from maskconnect.training.judge import Judge
-from maskconnect.training.options import Machine, Options
+from maskconnect.training.network import load_weights, make_network
+from maskconnect.training.options import Options
 from maskconnect.training.schedule import Schedule
 from maskconnect.training.show import Progress, Silent
 from maskconnect.training.state import new_state
@@ -56,16 +55,6 @@ def train(recipe: Recipe, out: Path, how: Options | None = None, show: Silent | 
             return run.run()
     finally:
         folder.close()
-
-
-def make_network(recipe: Recipe, classes: int, channels: int, machine: Machine) -> nn.Module:
-    """The network of a recipe, as it starts."""
-    torch.manual_seed(recipe.seed)
-    network = build(recipe.model.spec(num_classes=classes, in_channels=channels, seed=recipe.seed))
-    group_norms_(network, recipe.training.norm_group)
-    if machine.channels_last:
-        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return network.to(machine.device)
 
 
 class Run:

@@ -1,0 +1,69 @@
+"""What else than its recipe a result may depend on."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from maskconnect.training.options import Options
+
+
+def environment(options: Options) -> dict[str, Any]:
+    """What else a result may depend on."""
+    packages = ("maskconnect", "torch", "numpy", "safetensors", "pillow", "scikit-learn")
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: found for name in packages if (found := _version(name))},
+        "commit": _commit(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "threads": torch.get_num_threads(),
+        "options": asdict(options),
+        "arguments": sys.argv[1:],
+    }
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What of two starts of one run changes its bits."""
+    found = []
+    for name in ("threads", "cpu", "cuda"):
+        if before.get(name) != now[name]:
+            found.append(f"{name} was {before.get(name)} and is {now[name]}")
+    for name in ("device", "precision", "channels_last", "compile", "skip_nonfinite"):
+        if before.get("options", {}).get(name) != now["options"][name]:
+            found.append(f"{name} was {before.get('options', {}).get(name)} and is {now['options'][name]}")
+    if before.get("packages", {}).get("torch") != now["packages"].get("torch"):
+        found.append("torch is another version")
+    return found
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The git commit of the code, if it stands in a checkout; with a + if files have changed since."""
+    here = Path(__file__).parent
+    git = ["git", "-C", str(here)]
+    try:
+        found = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=10)
+        tracked = subprocess.run([*git, "ls-files", "--error-unmatch", __file__], capture_output=True, timeout=10)
+        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", str(here)], capture_output=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    if tracked.returncode:  # installed somewhere inside a repository of another project
+        return None
+    return found.stdout.strip() + ("+" if changed.returncode else "")

@@ -1,0 +1,95 @@
+"""Runs on images in files, which worker processes decode."""
+
+import os
+import signal
+import time
+
+import pytest
+import runs
+
+RECIPE = """
+[data]
+name = "folder"
+[augmentation]
+size = 16
+flip = true
+mean = [0.5, 0.5, 0.5]
+std = [0.25, 0.25, 0.25]
+area = [0.5, 1.0]
+test_shorter = 18
+[model]
+architecture = "resnext"
+depth = 11
+width = 4
+cardinality = 2
+fan_in = 1
+[training]
+batch_size = 8
+weight_decay = 1e-4
+norm_group = 4
+[[phase]]
+name = "learn"
+epochs = 2
+lr = 0.05
+mask_lr = 0.2
+[[phase]]
+name = "freeze"
+epochs = 1
+lr = 0.05
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Dark and bright pictures of many sizes."""
+    image = pytest.importorskip("PIL.Image")
+    for part, count in (("train", 12), ("val", 4)):
+        for level, name in ((60, "dark"), (200, "bright")):
+            (tmp_path / part / name).mkdir(parents=True)
+            for number in range(count):
+                size = (20 + 3 * number, 40 - number)
+                image.effect_noise(size, 40).point(lambda v, level=level: (v + level) // 2).convert("RGB").save(
+                    tmp_path / part / name / f"{number}.jpg"
+                )
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    return tmp_path
+
+
+def recipe_of(folder):
+    from maskconnect.recipes import load
+
+    return load(str(folder / "recipe.toml"))
+
+
+def test_workers_and_stops_change_nothing(folder):
+    recipe, found = recipe_of(folder), []
+    runs.run(recipe, folder / "whole", data=folder)
+    for workers in (0, 2):
+        out = folder / f"stopped{workers}"
+
+        class Stop(runs.Silent):
+            def progress(self, now):
+                if now.step == 4:
+                    raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            runs.run(recipe, out, Stop(), data=folder, workers=workers, checkpoint_every=0)
+        runs.run(recipe, out, data=folder, workers=workers)
+        found.append(runs.results(out))
+    assert found[0] == found[1] == runs.results(folder / "whole")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_to_the_workers_too_is_a_clean_stop(number, code, folder):
+    """Ctrl-C in a terminal, or the end of a job on a cluster, reaches every process of the group."""
+    out = folder / "run"
+    words = ("train", folder / "recipe.toml", "--data", folder, "--out", out, "--workers", "2", "--threads", "1")
+    settings = ("--set", "phase.learn.epochs=2000", "--log-every", "1")
+    process = runs.command(*words, *settings, start_new_session=True)
+    while not (out / "metrics.jsonl").exists() or not (out / "metrics.jsonl").stat().st_size:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    os.killpg(process.pid, number)
+    said, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (code, "")
+    assert "all is saved" in said
