@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -40,7 +41,7 @@ def size_of(model):
 def assert_same(model, pruned, *inputs):
     """To the bit, which no rounding can explain away."""
     for x in inputs:
-        assert torch.equal(model.eval()(x), pruned.eval()(x))
+        assert torch.equal(model.eval()(x.clone()), pruned.eval()(x.clone()))
         assert difference(model, pruned, x) == 0
 
 
@@ -53,7 +54,7 @@ def assert_trains_alike(model, pruned, x, steps=3):
         for network, optimizer in zip(networks, optimizers, strict=True):
             torch.manual_seed(step)
             optimizer.zero_grad()
-            outputs.append(network(x))
+            outputs.append(network(x.clone()))
             outputs[-1].square().mean().backward()
             optimizer.step()
         assert torch.equal(*outputs)
@@ -156,7 +157,8 @@ class Weighted(nn.Module):
         self.scale = nn.Parameter(torch.tensor(0.7))
 
     def forward(self, sources, mask):
-        assert torch.equal(mask, torch.ones_like(sources[0][0, : len(sources)]))
+        assert mask.tolist() == [1.0] * len(sources)
+        assert mask.dtype == sources[0].dtype
         return self.scale * sum(m * y for m, y in zip(mask, sources, strict=True))
 
 
@@ -182,6 +184,20 @@ def test_an_alignment_of_ones_own_is_asked_for_the_same_shapes(wiring):
     assert_same(stack, pruned, *(images(3, size, 4) for size in (8, 12, 16, 20)))
 
 
+def test_an_alignment_of_ones_own_to_lengths_that_no_stride_gives_is_right_or_an_error():
+    blocks = [nn.Conv1d(2, 2, 3) for _ in range(4)]  # every one takes two positions away
+    for last, right in (([0, 2], True), ([0], False)):  # whether module 2 stays, to whose shape module 0 is cut
+        wiring = [[], [0], [0, 1], last]
+        stack = mc.MaskedStack(blocks, connectivity=wiring, align=lambda y, shape: y[..., : shape[-1]])
+        pruned = prune(stack, torch.randn(2, 2, 12))
+        assert_same(stack, pruned, torch.randn(3, 2, 12))
+        if right:
+            assert_same(stack, pruned, torch.randn(3, 2, 40))
+        else:
+            with pytest.raises(mc.ConnectivityError, match=r"of shape \(3, 2, 38\) had length 10 when the network was"):
+                pruned(torch.randn(3, 2, 40))
+
+
 def test_an_alignment_of_ones_own_may_lead_to_other_axes():
     blocks = [nn.Conv2d(2, 2, 1), nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()), nn.Linear(2, 2)]
     stack = mc.MaskedStack(blocks, connectivity=[[], [0], [0]], align=lambda y, shape: y.mean((2, 3)).reshape(shape))
@@ -195,25 +211,31 @@ def test_features_without_positions_are_padded():
     assert_same(stack, prune(stack, X), X, torch.randn(1, 6))
 
 
-def test_an_example_that_is_too_small_to_show_a_stride_is_not_taken_for_larger_inputs():
-    stack = mc.MaskedStack(conv_blocks(), connectivity=[[], [0], [1], [2], [3], [2]])
-    pruned = prune(stack, torch.randn(1, 4, 2, 2))  # modules 2 and 4 both have 1 position
+@pytest.mark.parametrize("widths", [(4, 4, 4, 4), (4, 4, 4, 8)])
+def test_an_example_that_is_too_small_to_show_a_stride_is_not_taken_for_larger_inputs(widths):
+    channels = zip((4, *widths), widths, strict=False)
+    blocks = [nn.Conv2d(i, o, 3, stride=2, padding=1) for i, o in channels]
+    stack = mc.MaskedStack([*blocks, nn.Identity()], connectivity=[[], [0], [0], [2], [2]])
+    pruned = prune(stack, torch.randn(1, 4, 2, 2))  # all outputs have 1 position
     assert_same(stack, pruned, torch.randn(3, 4, 2, 2))
-    with pytest.raises(mc.ConnectivityError, match=r"shows no stride\. Prune with a larger example"):
+    with pytest.raises(mc.ConnectivityError, match=r"had length 1 when .* Prune with an example of this size"):
         pruned(torch.randn(3, 4, 16, 16))
+    assert_same(stack, prune(stack, torch.randn(1, 4, 32, 32)), torch.randn(3, 4, 16, 16))
+
+
+class InPlace(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.add_(1))
 
 
 def test_a_module_that_changes_its_input_in_place_changes_it_for_nobody_else():
-    def block():
-        return nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 6))
-
-    stack = mc.MaskedStack([block() for _ in range(5)], connectivity=[[], [0], [0], [1, 2], [0]])
-    pruned = prune(stack, X)
-    assert_same(stack, pruned, X.clone())
-    layers = mc.MaskedStack([[block() for _ in range(3)] for _ in range(3)], 1, connectivity="random", seed=2)
-    pruned = prune(layers, X)
-    assert_same(layers, pruned, X.clone())
-    assert_trains_alike(layers, pruned, X.clone())
+    chain = [InPlace(6, 6) for _ in range(5)], [[], [0], [0], [1, 2], [0]]
+    layers = [[InPlace(6, 6) for _ in range(3)] for _ in range(3)], [[[], [], []], [[0], [0], [2]], [[0], [1], [1]]]
+    for modules, wiring in (chain, layers):
+        stack = mc.MaskedStack(modules, connectivity=wiring)
+        pruned = prune(stack, X)
+        assert_same(stack, pruned, X)
+        assert_trains_alike(stack, pruned, X)
 
 
 def test_a_lone_source_that_nobody_else_reads_is_passed_on_as_it_is():
@@ -226,6 +248,21 @@ def test_a_lone_source_that_nobody_else_reads_is_passed_on_as_it_is():
     pruned(X)
     pointers = {name: block.pointer for name, block in pruned.blocks.items()}
     assert pointers["0"] == X.data_ptr() != pointers["2"] == pointers["3"]
+
+
+def test_outputs_that_nothing_reads_any_more_are_let_go():
+    class Noted(nn.Identity):
+        def forward(self, x):
+            alive.append(sum(ref() is not None for ref in made))
+            y = x + 1
+            made.append(weakref.ref(y))
+            return y
+
+    made, alive = [], []
+    pruned = prune(mc.MaskedStack([Noted() for _ in range(6)], connectivity=[[], [0], [1], [0, 2], [3], [4]]), X)
+    made.clear(), alive.clear()
+    pruned(X)
+    assert alive == [0, 1, 2, 2, 1, 1]
 
 
 def test_further_arguments_reach_every_module():
@@ -278,10 +315,16 @@ def test_what_is_left_is_plain_with_the_old_names_and_as_large_as_counted(make):
     assert_same(model, pickle.loads(pickle.dumps(pruned)), images())
 
 
+class RandomInEval(nn.Module):
+    def forward(self, x):
+        return F.dropout(x, training=True)
+
+
 def test_the_model_the_example_and_random_numbers_stay_as_they_were():
     model = mc.resnet(20, 10, 2, connectivity="random")
-    model.stem = nn.Sequential(nn.ReLU(inplace=True), nn.Dropout(), *model.stem)
-    model.stack.blocks[0].eval()
+    model.stem = nn.Sequential(nn.ReLU(inplace=True), RandomInEval(), *model.stem)
+    model.stack.eval()
+    model.stack.blocks[0].train()
     x = torch.randn(2, 3, 16, 16)
     example, state, draws = x.clone(), copy.deepcopy(model.state_dict()), torch.get_rng_state()
     modes = {name: part.training for name, part in model.named_modules()}
@@ -336,12 +379,18 @@ def test_a_pruned_network_compiles_whole_and_is_exported_for_inputs_of_every_siz
     torch.testing.assert_close(program.module()(other), model(other))
 
 
-def test_a_network_that_comes_out_different_is_an_error_that_says_by_how_much():
-    stack = mc.MaskedStack(mlp_blocks(4), connectivity="prev").double()
-    stack.register_forward_hook(lambda module, args, y: y * (1 + 1e-11) if isinstance(module, mc.MaskedStack) else y)
-    with pytest.raises(mc.ConnectivityError, match=r"differs from the model by 1\.0e-11 of the largest output"):
-        prune(stack, X.double())
-    assert prune(stack.float(), X), "what is far below the precision of float32 is let pass"
+@pytest.mark.parametrize(
+    ("dtype", "enough", "too_much"),
+    [(torch.float64, 1e-13, 1e-11), (torch.float32, 1e-6, 1e-4), (torch.bfloat16, 0.004, 0.1)],
+)
+def test_a_network_that_comes_out_different_is_an_error_that_says_by_how_much(dtype, enough, too_much):
+    stack = mc.MaskedStack(mlp_blocks(4), connectivity="prev").to(dtype)
+    factor = 1 + enough
+    stack.register_forward_hook(lambda module, args, y: y * factor)  # which the pruned network has not
+    prune(stack, X.to(dtype))
+    factor = 1 + too_much
+    with pytest.raises(mc.ConnectivityError, match=r"differs from the model by (1\.0e-11|1\.0e-04|9\..e-02) of the"):
+        prune(stack, X.to(dtype))
 
 
 def test_difference_is_relative_and_sees_what_is_not_finite():

@@ -158,6 +158,7 @@ def test_a_recipe_that_is_not_there_is_told_the_nearest(name, near):
 
 def test_a_name_like_no_other_has_no_nearest():
     assert refused("xyzzy").endswith("or a file that ends in .toml.")
+    assert refused("zz:zy").startswith("the recipe is 'zz:zy'; it must be one that")
 
 
 def test_a_file_that_is_not_there_or_no_toml_is_refused(file, tmp_path):
@@ -292,6 +293,8 @@ def test_what_was_loaded_once_is_not_changed_by_the_settings_of_another():
         ("init_from=runs/one", lambda recipe: recipe.init_from, "runs/one"),
         ("init_from=2024-05-01", lambda recipe: recipe.init_from, "2024-05-01"),
         ("init_from=10:30:00", lambda recipe: recipe.init_from, "10:30:00"),
+        ("training.norm_group=none", lambda recipe: recipe.training.norm_group, None),
+        ("paper=none", lambda recipe: recipe.paper, None),
         ("name=mine", lambda recipe: recipe.name, "mine"),
         ("paper.where=nowhere", lambda recipe: recipe.paper.where, "nowhere"),
         (
@@ -325,6 +328,7 @@ def test_the_last_of_two_settings_wins():
         ("model.fan_in=true", f"{RECIPE}: model.fan_in is True; it must be an integer."),
         ("model.fan_in=3.0", f"{RECIPE}: model.fan_in is 3.0; it must be an integer."),
         ("model.fan_in=three", f"{RECIPE}: model.fan_in is 'three'; it must be an integer."),
+        ("model.depth=none", f"{RECIPE}: model.depth is 'none'; it must be an integer."),
         ("about=5", f"{RECIPE}: about is 5; it must be a text."),
         ("model.fan_in", "--set model.fan_in: needed is FIELD=VALUE, such as model.fan_in=4."),
         ("=3", "--set =3: needed is FIELD=VALUE"),
@@ -351,3 +355,11 @@ def test_quick_recipes_are_named_first():
     folders = [name.split("/")[0] for name in names()]
     assert folders == sorted(folders, reverse=True)
     assert set(folders) == {"quick", "paper"}
+
+
+def test_what_may_be_none_can_be_set_to_none():
+    name = "paper/cifar100-resnet38-learned"
+    assert load(name).training.norm_group == 64
+    assert load(name, ["training.norm_group=none"]).training.norm_group is None
+    with pytest.raises(mc.ConfigError, match=r"training.batch_size is 'none'; it must be an integer"):
+        load(name, ["training.batch_size=none"])

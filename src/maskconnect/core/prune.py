@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import partial
 from typing import Any, cast
 
@@ -98,21 +99,25 @@ def _alignment(stack: MaskedStack, shapes: Shapes, k: int, like: int) -> Subsamp
     found, wanted = shapes[k], shapes[like]
     if k == like or found is None or wanted is None:
         return None
-    if stack.align is not None:
-        alive = stack.masks.settled().alive
-        same = (m for m in reversed(range(like + 1)) if alive[m] and shapes[m] == wanted)
-        scale = tuple(_scale(*lengths) for lengths in zip((*found, *(1 for _ in wanted)), wanted, strict=False))
-        return None if found == wanted else Wanted(next(same, None), scale)
-    axes = range(2, len(found)) if len(found) > 3 else ()
-    strides = tuple(_scale(found[axis], wanted[axis])[1] for axis in axes)
-    unseen = tuple((axis, found[axis]) for axis in axes if wanted[axis] == 1)
-    return Subsample(strides, wanted[1] - found[1], unseen) if found != wanted or unseen else None
+    if stack.align is None:
+        axes = range(2, len(found)) if len(found) > 3 else ()
+        strides = tuple(_scale(found[axis], wanted[axis])[1] for axis in axes)
+        unseen = tuple((axis, found[axis]) for axis in axes if wanted[axis] == 1)  # any stride leads to 1 position
+        return Subsample(strides, wanted[1] - found[1], unseen) if found != wanted or unseen else None
+    if found == wanted:
+        return None
+    alive = stack.masks.settled().alive
+    same = next((m for m in reversed(range(like + 1)) if alive[m] and shapes[m] == wanted), None)
+    lengths = list(zip((*found, *(1 for _ in wanted)), wanted, strict=False))
+    scale = tuple(_scale(*pair) for pair in lengths)
+    unseen = tuple((axis, n) for axis, (n, m) in enumerate(lengths) if n != m == 1 or min(scale[axis]) > 1)
+    return Wanted(same, scale, unseen)
 
 
 def _scale(found: int, wanted: int) -> tuple[int, int]:
     """`up` and `down` that lead from a length to another: 1 and a stride where `align` has one."""
     view = align(torch.empty(1, 1, found, 1, device="meta"), Size((1, 1, wanted, 1)))
-    return (wanted, max(found, 1)) if view is None else (1, view.stride(2))
+    return Fraction(wanted, max(found, 1)).as_integer_ratio() if view is None else (1, view.stride(2))
 
 
 @contextmanager
@@ -211,16 +216,11 @@ class Subsample:
 
     strides: tuple[int, ...]  # of the axes after the channels
     zeros: int  # further channels
-    unseen: tuple[tuple[int, int], ...]  # axes where only 1 position is left, which shows no stride, and their lengths
+    unseen: tuple[tuple[int, int], ...]  # axes whose strides the example did not show, and their lengths in it
 
     def __call__(self, y: Tensor) -> Tensor:
         """Every stride-th position, and channels of zeros."""
-        for axis, length in self.unseen:
-            if y.shape[axis] != length:
-                raise ConnectivityError(
-                    f"axis {axis} of an output of shape {tuple(y.shape)} had length {length} when the network was "
-                    "pruned, and 1 position of it was read, which shows no stride. Prune with a larger example."
-                )
+        _check(y, self.unseen)
         if any(stride > 1 for stride in self.strides):
             y = y[(slice(None), slice(None), *(slice(None, None, stride) for stride in self.strides))]
         return F.pad(y, [0, 0] * len(self.strides) + [0, self.zeros]) if self.zeros else y
@@ -232,13 +232,25 @@ class Wanted:
 
     like: int | None
     scale: tuple[tuple[int, int], ...]  # n becomes n * up / down, rounded up; a missing axis has length 1
+    unseen: tuple[tuple[int, int], ...]
 
     def __call__(self, y: Tensor, *like: Tensor) -> Size:
         """The shape for source y, in the likeness of another output."""
         if like:
             return like[0].shape
+        _check(y, self.unseen)
         lengths = zip((*y.shape, *(1 for _ in self.scale)), self.scale, strict=False)
         return Size([-(-n * up // down) for n, (up, down) in lengths])
+
+
+def _check(y: Tensor, unseen: Iterable[tuple[int, int]]) -> None:
+    """Rather an error than a guess."""
+    for axis, length in unseen:
+        if y.shape[axis] != length:
+            raise ConnectivityError(
+                f"axis {axis} of an output of shape {tuple(y.shape)} had length {length} when the network was pruned, "
+                "which did not show how it is aligned at other lengths. Prune with an example of this size."
+            )
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import types
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -34,9 +34,8 @@ def read(kind: type[T], table: object, path: str = "") -> T:
         raise ConfigError(f"{path}.{error}") from None
 
 
-def unknown_field(path: str, key: str, known: Iterable[str]) -> ConfigError:
+def unknown_field(path: str, key: str, known: Collection[str]) -> ConfigError:
     """The error for a key that is no field, with the nearest one that is."""
-    known = list(known)
     near = difflib.get_close_matches(key, known, n=1)
     hint = f"did you mean {_join(path, near[0])}?" if near else f"{path or 'a recipe'} has: {', '.join(known)}."
     return ConfigError(f"{_join(path, key)} is no field; {hint}")
@@ -46,9 +45,9 @@ def _value(kind: Any, value: Any, path: str) -> Any:
     """`value` as what `kind` says it must be."""
     if kind is Any:
         return value
-    if is_dataclass(kind):
-        return read(kind, value, path)  # type: ignore[arg-type]
     options = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    if value == "none" and _NONE in options:  # TOML has no word for it
+        return None
     for option in options:
         if option is type(None):
             continue

@@ -76,7 +76,7 @@ def _shipped() -> dict[str, tuple[Path, str]]:
     """The file of every recipe that comes with maskconnect, and which variant it is."""
     found: dict[str, tuple[Path, str]] = {}
     for folder in FOLDERS:
-        for path in sorted((HOME / folder).glob("*.toml")):
+        for path in sorted((HOME / folder).glob("*.toml"), key=lambda path: path.stem):
             for name in _pop_variants(_parse(path), path) or [""]:
                 found[f"{folder}/{name or path.stem}"] = path, name
     return found

@@ -1,6 +1,7 @@
 """What a recipe says. Each part is a table of the TOML file; every field can be set from the command line.
 
-Fields that are left out have the defaults below; those without a default must be given.
+Fields that are left out have the defaults below; those without a default must be given. Where None is possible it is
+written "none".
 """
 
 from __future__ import annotations
