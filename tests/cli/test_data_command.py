@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -77,12 +78,18 @@ def test_version(capsys):
 
 
 @pytest.mark.parametrize(
-    "words", [[], ["data"], *(["data", verb] for verb in ("list", "check", "fetch", "build-mini"))]
+    "words",
+    [
+        *([], ["demo"], ["train"], ["evaluate"], ["recipes"], ["data"]),
+        *(["data", verb] for verb in ("list", "check", "fetch", "build-mini")),
+        *(["recipes", verb] for verb in ("show", "check")),
+    ],
+    ids=" ".join,
 )
 def test_every_help_has_an_example(capsys, words):
     code, printed, _ = run(capsys, *words, "--help")
     assert code == 0
-    assert f"example:\n  maskconnect {' '.join(words)}" in printed
+    assert re.search(rf"examples?:\n  maskconnect {' '.join(words)}", printed)
 
 
 @pytest.mark.parametrize(

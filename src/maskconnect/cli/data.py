@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from maskconnect.cli.table import show_table
 from maskconnect.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -63,9 +64,6 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
 
 def list_sets(args: argparse.Namespace) -> None:
     """Print the data sets, what they are, and how to get them."""
-    from rich.console import Console
-    from rich.table import Table
-
     from maskconnect.data.catalog import ABOUT
     from maskconnect.data.fetch import SOURCES
 
@@ -76,13 +74,7 @@ def list_sets(args: argparse.Namespace) -> None:
         "folder": "your own",
     }
     how |= {name: f"maskconnect data fetch {name} DIR" for name in SOURCES}
-    table = Table("name", "what it is", "how to get it", box=None, pad_edge=False)
-    for name, about in ABOUT.items():
-        table.add_row(name, about, how[name])
-    console = Console(width=None if sys.stdout.isatty() else 200, markup=False)
-    with console.capture() as shown:
-        console.print(table)
-    print("\n".join(line.rstrip() for line in shown.get().splitlines()))
+    show_table(("name", "what it is", "how to get it"), [(name, about, how[name]) for name, about in ABOUT.items()])
 
 
 def check(args: argparse.Namespace) -> None:

@@ -29,7 +29,7 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), metavar="DIR", help="default: runs/demo")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of all three (default: 0)")
     parser.add_argument("--fresh", action="store_true", help="begin anew, in new folders beside the old ones")
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="of the CPU (default: 1, which is fastest)")
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="of the CPU (default: 1)")
     parser.set_defaults(run=run)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from maskconnect.cli.table import show_table
 
 if TYPE_CHECKING:
     from maskconnect.recipes import Recipe
@@ -53,7 +54,8 @@ def list_recipes(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps([_summary(recipe) for recipe in recipes], indent=2))
     else:
-        _print_table(recipes)
+        head = ("name", "what it is", "epochs", "paper, %", "where")
+        show_table(head, [_row(recipe) for recipe in recipes], right=(2, 3))
 
 
 def show(args: argparse.Namespace) -> None:
@@ -100,24 +102,10 @@ def _summary(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _print_table(recipes: list[Recipe]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    table.add_column("name", no_wrap=True)
-    table.add_column("what it is")
-    for title in ("epochs", "paper, %"):
-        table.add_column(title, justify="right")
-    table.add_column("where")
-    for recipe in recipes:
-        paper = recipe.paper
-        accuracy = f"{paper.accuracy:.2f}" if paper and paper.accuracy is not None else ""
-        table.add_row(recipe.name, recipe.about, str(recipe.epochs), accuracy, paper.where if paper else "")
-    console = Console(width=None if sys.stdout.isatty() else 200, markup=False)
-    with console.capture() as shown:
-        console.print(table)
-    print("\n".join(line.rstrip() for line in shown.get().splitlines()))
+def _row(recipe: Recipe) -> tuple[str, ...]:
+    paper = recipe.paper
+    accuracy = f"{paper.accuracy:.2f}" if paper and paper.accuracy is not None else ""
+    return recipe.name, recipe.about, str(recipe.epochs), accuracy, paper.where if paper else ""
 
 
 def _in_words(recipe: Recipe) -> str:

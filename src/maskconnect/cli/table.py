@@ -48,9 +48,9 @@ def show_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Seq
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, show_header=any(head), padding=(0, 3, 0, 0))
+    table = Table(box=None, pad_edge=False, show_header=any(head), padding=(0, 2, 0, 0))
     for number, title in enumerate(head):
-        table.add_column(title, justify="right" if number in right else "left", no_wrap=True)
+        table.add_column(title, justify="right" if number in right else "left", no_wrap=number == 0)
     for row in rows:
         table.add_row(*row)
     console = Console(width=None if sys.stdout.isatty() else 200, markup=False, highlight=False)
