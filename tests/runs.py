@@ -74,7 +74,7 @@ def metrics(out):
 def results(out):
     """Every file of a finished run that must not depend on when it was stopped, and its metrics."""
     names = sorted(p for part in ("final", "masks") for p in (out / part).iterdir())
-    files = {str(p.relative_to(out)): p.read_bytes() for p in [*names, out / "wiring.json", out / "recipe.toml"]}
+    files = {str(p.relative_to(out)): p.read_bytes() for p in [*names, out / "wiring.json", out / "data.json"]}
     summary = json.loads((out / "summary.json").read_text())
     for key in ("seconds", "step_seconds", "learning_over_fixed"):
         summary.pop(key)

@@ -50,6 +50,16 @@ def test_the_list_has_a_line_for_every_recipe_with_the_accuracy_of_the_paper(cap
     assert printed == "\n".join(line.rstrip() for line in printed.splitlines()) + "\n"
 
 
+def test_a_narrow_terminal_has_whole_names(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", "80")
+    code, printed, _ = run(capsys, "recipes")
+    assert code == 0
+    assert max(map(len, printed.splitlines())) <= 80
+    assert set(names()) <= set(printed.split())
+
+
 def test_the_list_as_json_has_all_numbers_of_the_paper(capsys):
     code, printed, _ = run(capsys, "recipes", "--json")
     found = {entry["name"]: entry for entry in json.loads(printed)}
@@ -84,7 +94,7 @@ def test_show_lays_settings_over_the_recipe_and_names_them_in_the_command(capsys
     assert code == 0
     assert load(str(tmp_path / "shown.toml")) == load("quick/digits", settings)
     command = "maskconnect train quick/digits --set phase.learn.epochs=2 --set 'about=two words'"
-    assert printed.startswith(f"# two words\n# {command}\n\n")
+    assert printed.startswith(f"# two words; changed: phase.learn.epochs=2\n# {command}\n\n")
 
 
 def test_show_of_a_file_names_the_file_in_the_command(capsys, mine):

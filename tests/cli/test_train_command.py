@@ -3,6 +3,8 @@
 import json
 import re
 import resource
+import shlex
+import signal
 
 import pytest
 import runs
@@ -92,6 +94,8 @@ def test_seed_wiring_and_weights_can_be_given(type_in, tmp_path):
         ("[[], [0]]", "2 rows; the stack has 6 modules"),
         ("[[], [0], [5], [0], [0], [0]]", "module 2 lists source 5"),
         ("{", "is no JSON"),
+        ('"learned"', "holds no list"),
+        ("[" * 100_000, "is no JSON"),
     ],
 )
 def test_a_wiring_that_does_not_fit_is_an_error(content, message, type_in, tmp_path):
@@ -99,6 +103,44 @@ def test_a_wiring_that_does_not_fit_is_an_error(content, message, type_in, tmp_p
     code, _, errors = type_in(*SHORT, "--wiring", "wiring.json")
     assert code == 2
     assert message in errors
+
+
+def test_a_fresh_run_that_is_stopped_says_how_to_go_on_with_that_very_run(type_in, tmp_path, monkeypatch):
+    from maskconnect.training import judge
+
+    type_in(*SHORT)
+    before = judge.predict
+
+    def stop(*arguments):
+        signal.raise_signal(signal.SIGINT)
+        return before(*arguments)
+
+    monkeypatch.setattr(judge, "predict", stop)
+    code, said, _ = type_in(*SHORT, "--fresh", "--data", "some where")
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    assert code == 130
+    (command,) = re.findall(r"To go on: maskconnect (.*)\n", said)
+    assert shlex.split(command)[-4:] == ["--data", "some where", "--threads", "1"]
+    code, said, _ = type_in(*shlex.split(command))
+    assert code == 0
+    assert "going on from step 5 of 25" in said
+    assert (tmp_path / "runs/tiny-seed0-2/summary.json").exists()
+
+
+def test_a_fresh_run_in_the_very_folder_one_stands_in_gets_a_new_one_beside_it(type_in, tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert type_in("train", "../tiny.toml", *SHORT[2:], "--fresh", "--out", ".")[0] == 0
+    assert (tmp_path / "here-2/summary.json").exists()
+    code, _, errors = type_in("train", "../tiny.toml", *SHORT[2:], "--fresh", "--out", "/")
+    assert (code, errors) == (2, "error: --out is /; name a folder in it.\n")
+
+
+def test_an_option_that_is_not_known_is_told_the_nearest(type_in):
+    code, _, errors = type_in(*SHORT, "--sed", "1")
+    assert code == 2
+    assert "did you mean --seed?" in errors
 
 
 def test_evaluate_finds_the_accuracy_of_the_saved_network(type_in, tmp_path):

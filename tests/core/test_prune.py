@@ -230,7 +230,7 @@ class InPlace(nn.Linear):
 
 def test_a_module_that_changes_its_input_in_place_changes_it_for_nobody_else():
     chain = [InPlace(6, 6) for _ in range(5)], [[], [0], [0], [1, 2], [0]]
-    layers = [[InPlace(6, 6) for _ in range(3)] for _ in range(3)], [[[], [], []], [[0], [0], [2]], [[0], [1], [1]]]
+    layers = [[InPlace(6, 6) for _ in range(3)] for _ in range(3)], [[[], [], []], [[0], [2], [2]], [[0], [1], [1]]]
     for modules, wiring in (chain, layers):
         stack = mc.MaskedStack(modules, connectivity=wiring)
         pruned = prune(stack, X)

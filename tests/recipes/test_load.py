@@ -8,6 +8,7 @@ import pytest
 import maskconnect as mc
 from maskconnect.recipes import load, names
 from maskconnect.recipes.load import in_file, merged, set_field
+from maskconnect.recipes.schema import Paper
 
 WHOLE = """
 [data]
@@ -206,7 +207,14 @@ def test_a_base_is_a_recipe_by_name(file):
     mine = load(file('base = "quick/digits"\nseed = 3\n[model]\nfan_in = 2\n'))
     base = load("quick/digits")
     assert (mine.name, mine.seed, mine.model.fan_in) == ("mine", 3, 2)
-    assert (mine.data, mine.phase, mine.about) == (base.data, base.phase, base.about)
+    assert (mine.data, mine.phase) == (base.data, base.phase)
+
+
+def test_a_recipe_does_not_take_over_what_its_base_says_of_itself(file):
+    mine = load(file(f'base = "{RECIPE}"\n'))
+    assert (mine.about, mine.paper) == ("", None)
+    assert (mine.model, mine.training) == (load(RECIPE).model, load(RECIPE).training)
+    assert load(file(f'base = "{RECIPE}"\n[paper]\nwhere = "here"\n')).paper == Paper(where="here")
 
 
 @pytest.mark.parametrize("base", ["../lower/two.toml:fixed", "two.toml:fixed"])
@@ -222,7 +230,7 @@ def test_a_base_may_have_a_base_and_the_nearer_one_wins(file):
     file(f"seed = 1\nabout = 'first'\n{WHOLE}", "first.toml")
     file("base = 'first.toml'\nseed = 2\n[training]\nmomentum = 0.5\n", "second.toml")
     recipe = load(file("base = 'second.toml'\n[training]\nbatch_size = 8\n", "third.toml"))
-    assert (recipe.about, recipe.seed, recipe.name) == ("first", 2, "third")
+    assert (recipe.augmentation.size, recipe.seed, recipe.name) == (8, 2, "third")
     assert (recipe.training.momentum, recipe.training.batch_size) == (0.5, 8)
 
 
@@ -296,7 +304,6 @@ def test_what_was_loaded_once_is_not_changed_by_the_settings_of_another():
         ("training.norm_group=none", lambda recipe: recipe.training.norm_group, None),
         ("paper=none", lambda recipe: recipe.paper, None),
         ("name=mine", lambda recipe: recipe.name, "mine"),
-        ("paper.where=nowhere", lambda recipe: recipe.paper.where, "nowhere"),
         (
             "training={momentum = 0.8}",
             lambda recipe: (recipe.training.momentum, recipe.training.batch_size),
@@ -309,6 +316,18 @@ def test_a_setting_lies_over_the_recipe(setting, found, value):
     assert found(after) == value
     assert type(found(after)) is type(value)
     assert before != after
+
+
+def test_settings_that_make_another_experiment_are_named_and_the_paper_is_not():
+    changed = load(RECIPE, iter(["model.fan_in=4", "seed=1", "phase.learn.lr=0.2"]))
+    assert changed.paper is None
+    assert changed.about == f"{load(RECIPE).about}; changed: model.fan_in=4, phase.learn.lr=0.2"
+    assert (changed.seed, changed.model.fan_in) == (1, 4)
+
+
+def test_another_seed_or_name_is_the_same_experiment():
+    before, after = load(RECIPE), load(RECIPE, [" seed = 3", "name=mine", "init_from=runs/one"])
+    assert (after.paper, after.about, after.seed) == (before.paper, before.about, 3)
 
 
 def test_the_last_of_two_settings_wins():

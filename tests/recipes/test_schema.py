@@ -20,6 +20,7 @@ RESNET, RESNEXT = "paper/cifar100-resnet38-learned", "paper/cifar10-resnext20-4-
         ("data.test_images=0", "data.test_images is 0; it must be 1 or more."),
         ("model.architecture=resnest", "model.architecture is 'resnest'; it must be one of resnet, resnext."),
         ("model.architecture=resnext", "model.width is missing; a resnext needs it."),
+        ("model.depth=10004", "model.depth is 10004; that is beyond 10,000, and surely not meant."),
         ("model.cardinality=4", "model.cardinality is 4; only a resnext has it."),
         ("model.norm=sum", "model.norm is 'sum'; only a resnext has it."),
         ("model.stem=cfar", "model.stem is 'cfar'; it must be one of cifar, mini, imagenet."),

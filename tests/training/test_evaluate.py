@@ -106,7 +106,7 @@ def test_an_evaluation_can_be_broken_off(network):
 def test_statistics_found_anew_are_the_means_over_the_batches(network):
     mc.freeze(network)
     norm = network.stem[1]
-    reestimate_(network, batches(training=True), 3, MACHINE)
+    reestimate_(network, batches(training=True), 3, MACHINE, nothing)
     with torch.no_grad():
         inputs = [network.stem[0](x) for x, _ in list(batches(training=True).epoch(0))[:3]]
     torch.testing.assert_close(norm.running_mean, torch.stack([y.mean((0, 2, 3)) for y in inputs]).mean(0))
@@ -123,7 +123,7 @@ def test_statistics_found_anew_are_those_of_the_top_k(network):
     frozen = copy.deepcopy(network)
     mc.freeze(frozen)
     for model in (network, frozen):
-        reestimate_(model, batches(training=True), 2, MACHINE)
+        reestimate_(model, batches(training=True), 2, MACHINE, nothing)
     assert torch.equal(network.stack.masks.generator.get_state(), generator)
     for (name, one), other in zip(network.named_buffers(), frozen.buffers(), strict=True):
         if "running" in name and network.stack.masks.top().alive[int(name.split(".")[2]) if "blocks" in name else -1]:
@@ -133,6 +133,6 @@ def test_statistics_found_anew_are_those_of_the_top_k(network):
 def test_statistics_can_be_kept(network):
     before = state_of(network)
     with statistics_kept(network):
-        reestimate_(network, batches(training=True), 2, MACHINE)
+        reestimate_(network, batches(training=True), 2, MACHINE, nothing)
         assert not torch.equal(network.stem[1].running_mean, before["stem.1.running_mean"])
     assert_same(before, network)

@@ -52,6 +52,10 @@ def test_the_mean_is_that_of_the_images_that_are_trained_on(tmp_path):
     torch.testing.assert_close(found.mean, found.train.images.images.float().mean(0) / 255)
 
 
+def test_almost_all_images_can_be_taken(tmp_path):
+    assert len(prepared(tmp_path, "data.train_images=1430", "data.test_images=359").train.images) == 1430
+
+
 def test_what_cannot_be_is_said(tmp_path):
     for setting, message in (
         ("data.train_images=5000", "data.train_images is 5000; there are 1437 images"),

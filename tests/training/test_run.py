@@ -2,6 +2,7 @@
 
 import json
 import math
+import signal
 from dataclasses import replace
 
 import pytest
@@ -10,12 +11,13 @@ import torch
 from torch import nn
 
 import maskconnect as mc
-from maskconnect.errors import CheckpointError, ConfigError, MaskConnectError
+from maskconnect.errors import CheckpointError, ConfigError, DataError, MaskConnectError
 from maskconnect.recipes import load
 from maskconnect.training.again import evaluate_run, load_run
 from maskconnect.training.files import load_tensors
 from maskconnect.training.options import Options
 from maskconnect.training.show import Silent
+from maskconnect.training.stop import Stopped
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +112,7 @@ def test_a_run_that_has_ended_is_not_run_again(learned, tmp_path):
 def test_a_folder_of_another_recipe_is_an_error_that_names_the_difference(learned, tmp_path):
     with pytest.raises(ConfigError, match=r"model.fan_in is 2 there and 3 here.*--out.*--fresh"):
         runs.run(runs.tiny(tmp_path, "model.fan_in=3"), learned)
-    with pytest.raises(ConfigError, match=r"phase.1.epochs is 2 there and 1 here"):
+    with pytest.raises(ConfigError, match=r"phase.freeze.epochs is 2 there and 1 here"):
         runs.run(runs.tiny(tmp_path, "phase.freeze.epochs=1"), learned)
     with pytest.raises(ConfigError, match=r"seed is 0 there and 1 here"):
         runs.run(runs.tiny(tmp_path, seed=1), learned)
@@ -325,3 +327,112 @@ def test_curves_are_there_for_tensorboard(learned):
     found = events.EventAccumulator(str(learned / "tensorboard")).Reload()
     top1 = [(event.step, round(event.value, 3)) for event in found.Scalars("test/top1")]
     assert top1 == [(line["step"], round(line["test"]["top1"], 3)) for line in epochs_of(learned)]
+
+
+def test_a_run_whose_phases_all_learn_is_frozen_at_its_end(tmp_path):
+    recipe = runs.tiny(tmp_path, "training.reestimate=2")
+    summary = runs.run(replace(recipe, phase=recipe.phase[:1]), tmp_path / "run")
+    lines = runs.metrics(tmp_path / "run")
+    assert [line["kind"] for line in lines][-2:] == ["epoch", "freeze"]
+    assert lines[-1]["epoch"] == lines[-2]["epoch"] == 2
+    assert summary["test"] == lines[-1]["frozen"] == lines[-2]["test"]
+    assert load_tensors(tmp_path / "run" / "final/model.safetensors")["stack.masks.frozen"]
+    assert evaluate_run(tmp_path / "run", Options(threads=1))[0] == summary["test"]
+
+
+def test_a_last_batch_smaller_than_its_parts_is_trained_on(tmp_path):
+    settings = ("data.train_images=65", "training.accumulate=4")
+    summary = runs.run(runs.tiny(tmp_path, *settings), tmp_path / "run")
+    assert math.isfinite(summary["test"]["loss"])
+
+
+def test_one_value_for_a_batch_norm_is_said_plainly(tmp_path):
+    settings = ("data.train_images=65", "data.shrink=2", "augmentation.size=4")
+    with pytest.raises(ConfigError, match=r"one value of each channel, in a batch of 1; change training.batch_size"):
+        runs.run(runs.tiny(tmp_path, *settings), tmp_path / "run")
+
+
+def test_weights_that_are_not_finite_are_never_saved(tmp_path, monkeypatch):
+    from maskconnect.training import run
+
+    before, out = run.Run.after_step, tmp_path / "run"
+
+    def after_step(self):
+        if self.state.position.step == 3:
+            self.network.classifier.weight.data[0, 0] = math.inf
+        before(self)
+
+    monkeypatch.setattr(run.Run, "after_step", after_step)
+    with pytest.raises(MaskConnectError, match=r"at step 3.*Begin anew with a lower phase.learn.lr"):
+        runs.run(runs.tiny(tmp_path), out, checkpoint_every=0)
+    assert sorted(path.name for path in out.glob("checkpoints/*")) == ["step-000000001", "step-000000002"]
+
+
+@pytest.mark.filterwarnings("ignore:activations grow")
+def test_an_epoch_of_which_every_batch_was_left_out_ends_the_run(tmp_path):
+    with pytest.raises(MaskConnectError, match="every batch of epoch 2 was left out"):
+        runs.run(runs.tiny(tmp_path, "phase.learn.lr=1e38"), tmp_path / "run", skip_nonfinite=True)
+
+
+def test_other_images_than_a_run_began_with_are_refused(tmp_path):
+    recipe, out = runs.tiny(tmp_path), tmp_path / "run"
+
+    with pytest.raises(KeyboardInterrupt):
+        runs.run(recipe, out, type("Later", (Silent,), {"progress": _stop_at_12})())
+    kept = json.loads((out / "data.json").read_text())
+    (out / "data.json").write_text(json.dumps(kept | {"train": {"images": 170, "sha256": "0"}}))
+    with pytest.raises(DataError, match=r"the train images are not those of this run \(170 then, 160 now\)"):
+        runs.run(recipe, out)
+    (out / "data.json").write_text(json.dumps(kept | {"classes": ["a", "b"]}))
+    with pytest.raises(DataError, match="the classes are not those that this run was trained on"):
+        runs.run(recipe, out)
+
+
+def _stop_at_12(_, now):
+    if now.step == 12:
+        raise KeyboardInterrupt
+
+
+def test_a_wrong_start_does_not_keep_the_folder(tmp_path, learned):
+    with pytest.raises(ConfigError):
+        runs.run(runs.tiny(tmp_path, init_from="nowhere"), tmp_path / "run")
+    runs.run(runs.tiny(tmp_path, init_from=str(learned)), tmp_path / "run")
+
+
+def test_only_leftovers_of_the_run_itself_are_removed(tmp_path):
+    foreign = tmp_path / "letters" / ".writing-x"
+    foreign.parent.mkdir()
+    foreign.touch()
+    with pytest.raises(ConfigError, match="holds no run"):
+        runs.run(runs.tiny(tmp_path), foreign.parent)
+    assert foreign.exists()
+
+
+def test_another_text_about_a_recipe_is_no_other_recipe(tmp_path, learned):
+    recipe = replace(runs.tiny(tmp_path), about="in other words")
+    assert runs.run(recipe, learned)["steps"] == 30
+
+
+def test_a_stop_in_the_very_last_moment_is_a_stop_of_what_comes_after(tmp_path, monkeypatch):
+    from maskconnect.training import run
+
+    before = run.finish
+
+    def finish(*arguments):
+        signal.raise_signal(signal.SIGTERM)
+        return before(*arguments)
+
+    monkeypatch.setattr(run, "finish", finish)
+    with pytest.raises(Stopped):
+        runs.run(runs.tiny(tmp_path), tmp_path / "run")
+    assert (tmp_path / "run" / "summary.json").exists()
+
+
+def test_tensorboard_keeps_what_came_before_the_checkpoint(tmp_path):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    recipe, out = runs.tiny(tmp_path), tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        runs.run(recipe, out, type("Later", (Silent,), {"progress": _stop_at_12})())
+    runs.run(recipe, out)
+    found = events.EventAccumulator(str(out / "tensorboard")).Reload()
+    assert [event.step for event in found.Scalars("test/top1")] == [5, 10, 15, 20, 25, 30]

@@ -45,9 +45,9 @@ def test_scales_are_those_of_what_modules_read(make):
     found = activation_scales(network, x)
     assert len(found) == 7
     first = network.stem(x)
-    assert found[0] == pytest.approx(float(first.square().mean().sqrt()), rel=1e-4)
+    assert found[0] == pytest.approx(first.square().mean().sqrt().item(), rel=1e-4)
     last = network.stack(first)
-    assert found[-1] == pytest.approx(float(last.square().mean().sqrt()), rel=1e-4)
+    assert found[-1] == pytest.approx(last.square().mean().sqrt().item(), rel=1e-4)
     assert activation_scales(network, 0 * x)[0] != found[0]
 
 
@@ -56,3 +56,10 @@ def test_modules_that_are_not_run_have_no_scale():
     network(torch.randn(2, 3, 16, 16))  # after which the shape of block 1 is known
     found = activation_scales(network, torch.randn(2, 3, 16, 16))
     assert [scale is None for scale in found] == [False, True, False, False, False, False, False]
+
+
+def test_a_row_of_zeros_is_as_undecided_as_a_uniform_one():
+    network = mc.resnet(8, 10, fan_in=1)
+    with torch.no_grad():
+        network.stack.masks.real[1] = 0
+    assert mask_entropy(network) == 1

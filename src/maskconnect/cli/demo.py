@@ -48,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"\n[{number}/{len(RUNS)}] ", end="")
         summary, code = train.train_and_show(recipe, out, how)
         if summary is None:
+            print("Or the same demo again, without --fresh: it goes on with this run, and shows those that have ended.")
             return code
         summaries.append(summary)
         folders.append(out)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import io
 import os
 import signal
@@ -30,8 +31,21 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
-        """Raise what argparse would print."""
-        raise ConfigError(f"{message}; see: {self.prog} --help")
+        """Raise what argparse would print, with the nearest option to one that is not known."""
+        hint = ""
+        if message.startswith("unrecognized arguments: -"):
+            near = difflib.get_close_matches(message.split()[2].partition("=")[0], self.options(), n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"{message}{hint or f'; see: {self.prog} --help'}")
+
+    def options(self) -> set[str]:
+        """All options, those of every verb too."""
+        found: set[str] = set()
+        for action in self._actions:
+            found.update(action.option_strings)
+            if isinstance(action, argparse._SubParsersAction):
+                found.update(*(verb.options() for verb in action.choices.values()))
+        return found
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:

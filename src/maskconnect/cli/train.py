@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,12 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     what = parser.add_argument_group("what to train")
     what.add_argument("--seed", type=int, metavar="N", help="of weights, draws, order and augmentation (default: 0)")
     what.add_argument(
-        "--set", dest="settings", action="append", default=[], metavar="FIELD=VALUE", help="set a field of the recipe"
+        "--set",
+        dest="settings",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="set a field of the recipe, such as model.fan_in=4; may be given again",
     )
     what.add_argument("--init-from", type=Path, metavar="RUN", help="start from the trained weights of a run or folder")
     what.add_argument("--wiring", type=Path, metavar="FILE", help="train a given wiring: the wiring.json of a run")
@@ -70,9 +76,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train, and show what came of it."""
-    recipe = recipe_of(args)
+    recipe, how = recipe_of(args), options_of(args)
     out = folder_of(recipe, args.out, fresh=args.fresh)
-    summary, code = train_and_show(recipe, out, options_of(args))
+    summary, code = train_and_show(recipe, out, how)
     if summary is not None:
         from maskconnect.cli.table import show_summary
 
@@ -94,8 +100,22 @@ def train_and_show(recipe: Recipe, out: Path, how: Options) -> tuple[dict[str, A
     try:
         return train(recipe, out, how, usual()), 0
     except Stopped as stopped:
-        print(f"stopped by {stopped}; all is saved in {out}. The same command again goes on from there.", flush=True)
+        print(f"stopped by {stopped}; all is saved. To go on: {go_on(out, how)}", flush=True)
         return None, stopped.exit_code
+
+
+def go_on(out: Path, how: Options) -> str:
+    """The command that goes on with a run, with the same options."""
+    from dataclasses import fields
+
+    from maskconnect.training.folder import RunFolder
+
+    words = []
+    for field in fields(how):
+        value, flag = getattr(how, field.name), f"--{field.name.replace('_', '-')}"
+        if value != field.default:
+            words += [flag] if value is True else [flag, str(value)]
+    return shlex.join([*shlex.split(RunFolder(out).command()), *words])
 
 
 def recipe_of(args: argparse.Namespace) -> Recipe:
@@ -108,18 +128,23 @@ def recipe_of(args: argparse.Namespace) -> Recipe:
     if args.init_from is not None:
         recipe = replace(recipe, init_from=str(args.init_from))
     if args.wiring is not None:
-        recipe = replace(recipe, model=replace(recipe.model, connectivity=read_wiring(args.wiring)))
+        about = f"{recipe.about}; changed: the wiring of {args.wiring}"
+        model = replace(recipe.model, connectivity=read_wiring(args.wiring))
+        recipe = replace(recipe, about=about, paper=None, model=model)
     return recipe
 
 
 def read_wiring(path: Path) -> Any:
     """A wiring as plain data."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"--wiring {path} cannot be read: {error.strerror}.") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ConfigError(f"--wiring {path} is no JSON; needed is the wiring.json of a run.") from None
+    if not isinstance(found, list):
+        raise ConfigError(f"--wiring {path} holds no list; needed is the wiring.json of a run.")
+    return found
 
 
 def options_of(args: argparse.Namespace) -> Options:
@@ -136,7 +161,9 @@ def folder_of(recipe: Recipe, out: Path | None, *, fresh: bool) -> Path:
     place = out or Path("runs") / f"{recipe.name.replace('/', '-')}-seed{recipe.seed}"
     if not fresh or not place.exists():
         return place
-    number = 2
+    place, number = place.resolve(), 2
+    if not place.name:
+        raise ConfigError(f"--out is {place}; name a folder in it.")
     while (new := place.with_name(f"{place.name}-{number}")).exists():
         number += 1
     return new

@@ -41,7 +41,7 @@ class Augmentation:
     test_shorter: int | None = None  # in files: to which length it is scaled in a test
     jitter: float = 0.0  # of brightness, contrast and saturation
     lighting: float = 0.0  # of colours along their principal components
-    components: tuple[tuple[float, ...], ...] = ()  # those, each multiplied by its standard deviation
+    components: tuple[tuple[float, ...], ...] = ()  # those, each multiplied by its eigenvalue as published
 
     def __post_init__(self) -> None:
         if integer("size", self.size) < 1 or integer("pad", self.pad) < 0:

@@ -92,19 +92,23 @@ def with_validation(splits: Splits, count: int, seed: int) -> Splits:
         )
     if not 0 <= integer("seed", seed) < 2**63:
         raise ConfigError(f"seed is {seed}; it must be at least 0 and below 2**63.")
-    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed))
-    members = [order[train.labels[order] == label] for label in range(len(train.classes))]
-    shares = [len(index) * count / len(train) for index in members]
+    chosen = stratified(train, count, seed)
+    kept = torch.ones(len(train), dtype=torch.bool)
+    kept[chosen] = False
+    for label in sorted(set(train.labels.tolist())):
+        if not (train.labels[kept] == label).any():
+            name = train.classes[label]
+            raise ConfigError(f"validation is {count}, which leaves class {name!r} no image to train on; take fewer.")
+    return replace(splits, train=train.subset(kept.nonzero()[:, 0]), validation=train.subset(chosen))
+
+
+def stratified(images: Images, count: int, seed: int) -> Tensor:
+    """Which `count` images to take, of every class alike (to one image), by a seeded choice; ascending."""
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
+    members = [order[images.labels[order] == label] for label in range(len(images.classes))]
+    shares = [len(index) * count / len(images) for index in members]
     taken = [int(share) for share in shares]
     by_remainder = sorted(range(len(shares)), key=lambda label: taken[label] - shares[label])
     for label in by_remainder[: count - sum(taken)]:
         taken[label] += 1
-    for label, (index, k) in enumerate(zip(members, taken, strict=True)):
-        if len(index) and len(index) == k:
-            raise ConfigError(
-                f"validation is {count}, which leaves class {train.classes[label]!r} no image to train on; take fewer."
-            )
-    chosen = torch.cat([index[:k] for index, k in zip(members, taken, strict=True)]).sort().values
-    kept = torch.ones(len(train), dtype=torch.bool)
-    kept[chosen] = False
-    return replace(splits, train=train.subset(kept.nonzero()[:, 0]), validation=train.subset(chosen))
+    return torch.cat([index[:k] for index, k in zip(members, taken, strict=True)]).sort().values

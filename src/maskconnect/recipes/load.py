@@ -21,6 +21,9 @@ from maskconnect.recipes.schema import Recipe
 
 HOME = Path(__file__).parent
 FOLDERS = ("quick", "paper")
+SAME = ("name", "about", "seed", "init_from")
+"""Fields that do not make another experiment of a recipe."""
+
 Table = dict[str, Any]
 
 
@@ -31,9 +34,13 @@ def names() -> tuple[str, ...]:
 
 def load(name: str, settings: Iterable[str] = ()) -> Recipe:
     """The recipe called `name` (or in that file), with settings such as `model.fan_in=4` laid over it."""
-    table = _table(name, {})
+    table, settings = _table(name, {}), list(settings)
+    changed = [setting for setting in settings if setting.partition("=")[0].strip() not in SAME]
     for setting in settings:
         set_field(table, setting)
+    if changed:  # it is no longer what the paper reports on
+        table.pop("paper", None)
+        table["about"] = f"{table.get('about') or _called(name)}; changed: {', '.join(changed)}"
     try:
         return read(Recipe, {"name": _called(name), **table})
     except ConfigError as error:
@@ -118,7 +125,10 @@ def _table(name: str, through: dict[tuple[Path, str], str]) -> Table:
             raise ConfigError(f"{path}: base is {base!r}; it must be the name of a recipe.")
         if base.endswith(".toml") or _is_variant(base):
             base = str(path.parent / base)
-        table = _over(str(path), _table(base, {**through, here: name}), table)
+        below = _table(base, {**through, here: name})
+        for key in ("about", "paper"):  # which tell of that recipe, and not of this one
+            below.pop(key, None)
+        table = _over(str(path), below, table)
     return _over(name, table, variants.get(variant, {}))
 
 

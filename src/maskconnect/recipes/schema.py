@@ -17,6 +17,7 @@ from maskconnect.data.catalog import NAMES
 from maskconnect.errors import ConfigError, MaskConnectError, integer, unknown_name
 from maskconnect.models import ResNetSpec, ResNeXtSpec
 
+DEEPEST = 10_000
 ARCHITECTURES = ("resnet", "resnext")
 LABELS = ("fine", "coarse")
 
@@ -73,6 +74,8 @@ class Network:
     mask_init: str | float = "uniform"
 
     def __post_init__(self) -> None:
+        if integer("model.depth", self.depth) > DEEPEST:
+            raise ConfigError(f"model.depth is {self.depth}; that is beyond {DEEPEST:,}, and surely not meant.")
         spec = self.spec(num_classes=2, in_channels=3, seed=0)  # which checks what can be checked without the network
         branches = self.cardinality or 1
         layout = Layout((branches,) * sum(spec.stages), layered=self.architecture == "resnext")

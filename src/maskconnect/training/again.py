@@ -10,7 +10,7 @@ from torch import nn
 from maskconnect.errors import CheckpointError
 from maskconnect.training import images, options
 from maskconnect.training.evaluate import predict
-from maskconnect.training.folder import INPUT, MODEL, RunFolder
+from maskconnect.training.folder import DATA, INPUT, MODEL, RunFolder
 from maskconnect.training.images import Prepared
 from maskconnect.training.network import make_network
 from maskconnect.training.options import Machine, Options
@@ -29,6 +29,7 @@ def load_run(path: Path, how: Options) -> tuple[nn.Module, Prepared, Machine]:
     folder.summary()  # says what is wrong where the run has not ended
     recipe, machine = folder.recipe(), options.prepare(how)
     prepared = images.prepare(recipe, how, machine.device, mean=folder.tensors(INPUT)["mean"])
+    prepared.compare(folder.json(DATA))
     network = make_network(recipe, len(prepared.classes), prepared.channels, machine)
     try:
         network.load_state_dict(folder.tensors(MODEL))

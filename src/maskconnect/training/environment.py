@@ -25,26 +25,27 @@ def environment(options: Options) -> dict[str, Any]:
         "platform": platform.platform(),
         "packages": {name: found for name in packages if (found := _version(name))},
         "commit": _commit(),
-        "cpu": torch.backends.cpu.get_cpu_capability(),
-        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "threads": torch.get_num_threads(),
+        **machine_of(options),
         "options": asdict(options),
         "arguments": sys.argv[1:],
     }
 
 
+def machine_of(options: Options) -> dict[str, Any]:
+    """What the bits of a result depend on, beside the recipe and the data."""
+    return {
+        "torch": str(torch.__version__),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "threads": torch.get_num_threads(),
+        **{name: getattr(options, name) for name in ("device", "precision", "channels_last", "compile")},
+        "skip_nonfinite": options.skip_nonfinite,
+    }
+
+
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What of two starts of one run changes its bits."""
-    found = []
-    for name in ("threads", "cpu", "cuda"):
-        if before.get(name) != now[name]:
-            found.append(f"{name} was {before.get(name)} and is {now[name]}")
-    for name in ("device", "precision", "channels_last", "compile", "skip_nonfinite"):
-        if before.get("options", {}).get(name) != now["options"][name]:
-            found.append(f"{name} was {before.get('options', {}).get(name)} and is {now['options'][name]}")
-    if before.get("packages", {}).get("torch") != now["packages"].get("torch"):
-        found.append("torch is another version")
-    return found
+    """In what two machines differ, in words."""
+    return [f"{name} was {before.get(name)} and is {value}" for name, value in now.items() if before.get(name) != value]
 
 
 def _version(package: str) -> str | None:

@@ -92,7 +92,7 @@ def _set_training(stack: nn.Module, _: object) -> None:
 
 
 @torch.no_grad()
-def reestimate_(network: nn.Module, batches: Batches, count: int, machine: Machine) -> None:
+def reestimate_(network: nn.Module, batches: Batches, count: int, machine: Machine, check: Callable[[], None]) -> None:
     """Find the statistics of every batch norm anew, by `count` training batches through the settled wiring (D11)."""
     norms = [part for part in network.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
     momentum = [norm.momentum for norm in norms]
@@ -103,6 +103,7 @@ def reestimate_(network: nn.Module, batches: Batches, count: int, machine: Machi
                 norm.train()
                 norm.momentum = None  # the plain mean over all batches
             for x, _ in islice(batches.epoch(0), count):
+                check()
                 with machine.autocast():
                     network(machine.ready(x))
         finally:

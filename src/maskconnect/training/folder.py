@@ -1,6 +1,7 @@
 """A run folder: everything that a run leaves behind, as files that anybody can read.
 
 recipe.toml          the resolved recipe
+data.json            which images: how many, and a checksum
 environment.json     versions, commit, threads, options of every start
 metrics.jsonl        a line some steps, an epoch, the freeze
 masks/               the real masks at the end of every epoch in which they were learned
@@ -16,7 +17,9 @@ import fcntl
 import json
 import math
 import os
+import shlex
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -25,11 +28,12 @@ from torch import Tensor
 from maskconnect.errors import CheckpointError, ConfigError
 from maskconnect.recipes import Recipe, load, write
 from maskconnect.training.checkpoint import Checkpoints
-from maskconnect.training.environment import differences, environment
+from maskconnect.training.environment import environment
 from maskconnect.training.files import TEMPORARY, load_tensors, save_tensors, write_atomically
 from maskconnect.training.options import Options
 
 MODEL, INPUT, PREDICTIONS = "final/model.safetensors", "final/input.safetensors", "final/predictions.safetensors"
+DATA = "data.json"
 
 
 class RunFolder:
@@ -57,28 +61,27 @@ class RunFolder:
             ) from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise ConfigError(f"another process trains in {self.path}; wait for it, or choose another --out.") from None
-        for left in self.path.glob(f"**/{TEMPORARY}*"):  # by a process that was killed while it wrote a file
-            if left.is_file():
-                left.unlink()
+        except OSError:
+            pass  # a file system without locks
         place = self.path / "recipe.toml"
-        if place.exists() and (self.path / "metrics.jsonl").exists():
-            self._compare(recipe)
-        elif place.exists():  # that run never began: its data were not there, perhaps
-            write_atomically(place, write(recipe))
-        elif any(child.name != ".lock" for child in self.path.iterdir()):
+        if not place.exists() and any(child.name != ".lock" for child in self.path.iterdir()):
             (self.path / ".lock").unlink()
             raise ConfigError(f"{self.path} is not empty and holds no run; choose another place by --out.")
-        else:
-            write_atomically(place, write(recipe))
+        if (self.path / "metrics.jsonl").exists():
+            self._compare(recipe)
+        else:  # a new run, or one that never began, because its data were not there perhaps
+            write_atomically(place, write(recipe, self.command()))
+        for part in (self.path, self.path / "masks", self.path / "final"):
+            for left in part.glob(f"{TEMPORARY}*"):  # by a process that was killed while it wrote a file
+                left.unlink()
 
     def _compare(self, recipe: Recipe) -> None:
-        there, here = write(self.recipe()).splitlines(), write(recipe).splitlines()
-        if there == here:
+        theirs, ours = (_assignments(write(replace(each, about="", paper=None))) for each in (self.recipe(), recipe))
+        key = next((key for key in [*ours, *theirs] if ours.get(key) != theirs.get(key)), None)
+        if key is None:
             return
-        theirs, ours = (_assignments(lines) for lines in (there, here))
-        key = next(key for key in [*ours, *theirs] if ours.get(key) != theirs.get(key))
         raise ConfigError(
             f"{self.path} holds a run of another recipe: {key} is {theirs.get(key, 'not set')} there and "
             f"{ours.get(key, 'not set')} here. Choose another place by --out, or add --fresh for a new folder."
@@ -88,15 +91,15 @@ class RunFolder:
         """The recipe of the run."""
         return load(str(self.path / "recipe.toml"))
 
-    def note_start(self, options: Options, resumed: int) -> list[str]:
-        """Add this start to the record of all; returns in what that matters it differs from the one before."""
+    def note_start(self, options: Options, resumed: int) -> None:
+        """Add this start to the record of all."""
         place = self.path / "environment.json"
-        starts: list[Any] = []
+        starts: Any = []
         with suppress(OSError, ValueError):
             starts = json.loads(place.read_text())
-        starts.append(json.loads(json.dumps(environment(options) | {"from_step": resumed}, default=str)))
-        write_atomically(place, json.dumps(starts, indent=1) + "\n")
-        return differences(starts[-2], starts[-1]) if resumed and len(starts) > 1 else []
+        starts = starts if isinstance(starts, list) else []
+        starts.append(environment(options) | {"from_step": resumed})
+        write_atomically(place, json.dumps(starts, indent=1, default=str) + "\n")
 
     def open_metrics(self, size: int) -> None:
         """Go on with the metrics after their first `size` bytes: later lines are of steps that will be taken again."""
@@ -131,6 +134,13 @@ class RunFolder:
         place.parent.mkdir(exist_ok=True)
         write_atomically(place, json.dumps(finite(content), indent=1) + "\n")
 
+    def json(self, name: str) -> Any:
+        """What a file says."""
+        try:
+            return json.loads((self.path / name).read_text())
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{self.path / name} cannot be read: {error}; it is a part of the run.") from None
+
     def write_tensors(self, name: str, tensors: dict[str, Tensor]) -> None:
         """Tensors, likewise."""
         place = self.path / name
@@ -155,7 +165,7 @@ class RunFolder:
 
     def command(self) -> str:
         """What goes on with this run."""
-        return f"maskconnect train {self.path / 'recipe.toml'} --out {self.path}"
+        return shlex.join(["maskconnect", "train", str(self.path / "recipe.toml"), "--out", str(self.path)])
 
     def close(self) -> None:
         """Let go of the folder."""
@@ -173,16 +183,16 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _assignments(lines: list[str]) -> dict[str, str]:
-    """The fields of a written recipe, by their full names."""
+def _assignments(written: str) -> dict[str, str]:
+    """The fields of a written recipe, by the names that `--set` has for them."""
     found: dict[str, str] = {}
-    table, phases = "", 0
-    for line in lines:
-        if line.startswith("[["):
-            table, phases = f"{line.strip('[]')}.{phases}.", phases + 1
-        elif line.startswith("["):
+    table = ""
+    for line in written.splitlines():
+        key, equals, value = line.partition(" = ")
+        if line.startswith("["):
             table = line.strip("[]") + "."
-        elif " = " in line and not line.startswith("#"):
-            key, _, value = line.partition(" = ")
+        elif equals and not line.startswith("#"):
+            if table.startswith("phase.") and key == "name":
+                table = f"phase.{json.loads(value)}."
             found[table + key] = value
     return found

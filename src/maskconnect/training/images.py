@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,8 +13,8 @@ from torch.nn import functional as F
 
 from maskconnect.data.batches import Batches, in_memory, mean_of
 from maskconnect.data.catalog import load
-from maskconnect.data.sets import Arrays, Files, Images, Splits, with_validation
-from maskconnect.errors import ConfigError
+from maskconnect.data.sets import Arrays, Files, Images, Splits, stratified
+from maskconnect.errors import ConfigError, DataError
 from maskconnect.recipes.schema import Data, Recipe
 from maskconnect.training.options import Options
 
@@ -31,6 +33,23 @@ class Prepared:
     classes: tuple[str, ...]
     channels: int
     mean: Tensor  # what is subtracted from every image
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Which images these are, in a few words."""
+        parts = {"train": self.train, "validation": self.validation, "test": self.test}
+        found = {name: fingerprint(part.images) for name, part in parts.items() if part is not None}
+        return {"classes": list(self.classes), **found}
+
+    def compare(self, before: dict[str, Any]) -> None:
+        """An error if the images are not those that they were."""
+        now = self.fingerprint()
+        if now["classes"] != before.get("classes"):
+            raise DataError("the classes are not those that this run was trained on; give it the same --data.")
+        for part, found in now.items():
+            there = before.get(part)
+            if found != there:
+                counts = f" ({there['images']:,} then, {found['images']:,} now)" if isinstance(there, dict) else ""
+                raise DataError(f"the {part} images are not those of this run{counts}; give it the same --data.")
 
 
 def prepare(recipe: Recipe, options: Options, device: torch.device, mean: Tensor | None = None) -> Prepared:
@@ -66,6 +85,16 @@ def prepare(recipe: Recipe, options: Options, device: torch.device, mean: Tensor
     )
 
 
+def fingerprint(images: Images) -> dict[str, Any]:
+    """How many images there are, and a checksum of labels and pixels (of images in files: of their names)."""
+    digest = hashlib.sha256(images.labels.cpu().numpy().tobytes())
+    if isinstance(images, Arrays):
+        digest.update(images.images.cpu().contiguous().numpy().data)
+    else:
+        digest.update("\n".join(images.names).encode(errors="surrogateescape"))
+    return {"images": len(images), "sha256": digest.hexdigest()}
+
+
 def read(data: Data, root: Path | None) -> Splits:
     """The data set, with as many images as the recipe says."""
     if root is None and data.name not in WITHOUT_FOLDER:
@@ -82,9 +111,7 @@ def chosen(images: Images, count: int, what: str) -> Images:
         raise ConfigError(f"{what} is {count}; there are {len(images)} images.")
     if count == len(images):
         return images
-    found = with_validation(Splits(images, images), count, CHOICE).validation
-    assert found is not None
-    return found
+    return images.subset(stratified(images, count, CHOICE))
 
 
 def _parts(splits: Splits) -> list[tuple[str, Images]]:

@@ -38,7 +38,7 @@ class Judge:
         if not (self.learning and self.reestimate):
             return {part: self.scores(part) for part in parts}
         with statistics_kept(self.network):
-            reestimate_(self.network, self.images.train, self.reestimate, self.machine)
+            reestimate_(self.network, self.images.train, self.reestimate, self.machine, self.check)
             return {part: self.scores(part) for part in parts}
 
     def freeze(self) -> Found:
@@ -47,8 +47,9 @@ class Judge:
             drawn = self.scores("test")
         freeze(self.network)
         if self.reestimate:
-            reestimate_(self.network, self.images.train, self.reestimate, self.machine)
-        return {"drawn": drawn, "frozen": self.scores("test"), "reestimated_by": self.reestimate}
+            reestimate_(self.network, self.images.train, self.reestimate, self.machine, self.check)
+        by = min(self.reestimate, len(self.images.train))
+        return {"drawn": drawn, "frozen": self.scores("test"), "reestimated_by": by}
 
     def predictions(self) -> Predictions:
         """Of the test set."""

@@ -15,6 +15,8 @@ from torch import Tensor
 from maskconnect.errors import ConfigError, integer, unknown_name
 from maskconnect.training.precision import PRECISIONS, Precision, probe
 
+MOST_THREADS = 1024
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -38,8 +40,8 @@ class Options:
         for name, least in (("workers", 0), ("log_every", 1)):
             if integer(name, getattr(self, name)) < least:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be {least} or more.")
-        if self.threads is not None and integer("threads", self.threads) < 1:
-            raise ConfigError(f"threads is {self.threads}; it must be 1 or more.")
+        if self.threads is not None and not 1 <= integer("threads", self.threads) <= MOST_THREADS:
+            raise ConfigError(f"threads is {self.threads}; it must be 1 or more, and {MOST_THREADS} at most.")
         if not 0 <= self.checkpoint_every <= math.inf:
             raise ConfigError(f"checkpoint_every is {self.checkpoint_every}; it must be 0 seconds or more.")
 
@@ -80,7 +82,7 @@ def device_of(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(1, device=device)
+        torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise ConfigError(f"device is {name!r}, which cannot be used here: {reason}. Try --device cpu.") from None

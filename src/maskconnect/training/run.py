@@ -23,9 +23,10 @@ from maskconnect.core.loop import masks_of, wiring_of
 from maskconnect.errors import MaskConnectError
 from maskconnect.recipes.schema import Recipe
 from maskconnect.training import images, options
+from maskconnect.training.environment import differences, machine_of
 from maskconnect.training.evaluate import statistics
 from maskconnect.training.finish import finish
-from maskconnect.training.folder import RunFolder
+from maskconnect.training.folder import DATA, RunFolder
 from maskconnect.training.judge import Judge
 from maskconnect.training.network import load_weights, make_network
 from maskconnect.training.options import Options
@@ -37,6 +38,9 @@ from maskconnect.training.stop import Stopped, StopRequests
 from maskconnect.training.tally import Tally
 from maskconnect.training.tensorboard import Board
 from maskconnect.training.watch import activation_scales, changes, connections, mask_entropy
+
+SMALLEST_SCALE = 1e-4
+"""Down to which scale fp16 may go on without a usable gradient; it starts at 65536, and halves each time."""
 
 
 def train(recipe: Recipe, out: Path, how: Options | None = None, show: Silent | None = None) -> dict[str, Any]:
@@ -52,7 +56,9 @@ def train(recipe: Recipe, out: Path, how: Options | None = None, show: Silent | 
         display, requests = show or Silent(), StopRequests()
         run = Run(recipe, folder, how or Options(), display, requests)
         with requests, display:
-            return run.run()
+            summary = run.run()
+            requests.check()  # the run has ended, but whoever asked to stop may have further ones in mind
+            return summary
     finally:
         folder.close()
 
@@ -85,6 +91,7 @@ class Run:
         try:
             while self.state.position.phase < len(self.recipe.phase):
                 self.run_phase()
+            self.fix_wiring()
             predictions = self.judge.predictions()
         except Stopped:
             if self.whole:
@@ -99,18 +106,22 @@ class Run:
         """Go on from the last checkpoint, or begin."""
         found = self.folder.checkpoints.latest(self.show.line)
         if found is None:
-            self.folder.open_metrics(0)
             if self.recipe.init_from is not None:
                 self.show.line(load_weights(self.network, Path(self.recipe.init_from)))
+            self.folder.open_metrics(0)
+            self.folder.write_json(DATA, self.images.fingerprint())
             self.state.top = connections(self.network)
             self.keep_masks(epoch=0)
         else:
             step, saved = found
+            self.images.compare(self.folder.json(DATA))
             self.state.load(saved)
             self.folder.open_metrics(saved["metrics_size"])
+            self.board.first = step + 1
             self.show.line(f"going on from step {step:,} of {self.schedule.steps:,}")
-        for difference in self.folder.note_start(self.how, self.state.position.step):
-            self.show.line(f"note: {difference}, so the result will not be the same to the bit")
+            for difference in differences(saved["machine"], machine_of(self.how)):
+                self.show.line(f"note: {difference}, so the result will not be the same to the bit")
+        self.folder.note_start(self.how, self.state.position.step)
         self.network.train()
 
     def run_phase(self) -> None:
@@ -161,7 +172,8 @@ class Run:
         optimizer, scaler, parts = self.state.optimizer, self.state.scaler, self.recipe.training.accumulate
         before = [buffer.clone() for buffer in statistics(self.network)] if self.how.skip_nonfinite else []
         step = gradients(forward, optimizer, x, y, parts=parts, machine=self.machine, scaler=scaler)
-        if not math.isfinite(step.loss) or (scaler is None and not math.isfinite(step.gradient)):
+        scaling = scaler is not None and scaler.get_scale() > SMALLEST_SCALE  # and finds a scale that fits by itself
+        if not math.isfinite(step.loss) or not (scaling or math.isfinite(step.gradient)):
             self.complain(step, x)
             for buffer, value in zip(statistics(self.network), before, strict=True):
                 buffer.copy_(value)
@@ -189,8 +201,8 @@ class Run:
         except MaskConnectError as error:
             scales = f"not to be had ({error})"
         raise MaskConnectError(
-            f"{what} at {where}. The scales of activations, module by module: {scales}. Lower phase.{phase.name}.lr, "
-            f"or leave such batches out by --skip-nonfinite. The checkpoints in {self.folder.path} are from before."
+            f"{what} at {where}. The scales of activations, module by module: {scales}. Begin anew with a lower "
+            f"phase.{phase.name}.lr (--set, --fresh), or leave such batches out by --skip-nonfinite."
         )
 
     def after_step(self) -> None:
@@ -216,6 +228,11 @@ class Run:
     def end_epoch(self) -> None:
         """Evaluate and record."""
         state, schedule = self.state, self.schedule
+        if not state.epoch.images:
+            raise MaskConnectError(
+                f"every batch of epoch {schedule.epoch + 1} was left out, because its loss was not finite; begin anew "
+                f"with a lower phase.{schedule.phase.name}.lr (--set, --fresh)."
+            )
         line = {"kind": "epoch", **schedule.labels(), **state.epoch.means(), "seconds": round(state.epoch.seconds, 3)}
         if schedule.evaluated:
             line |= self.judge.epoch()
@@ -228,8 +245,9 @@ class Run:
         self.record(line | {"activation_scales": self.judge.scales(), "skipped": state.skipped})
         if schedule.last_of_phase:
             found = "".join(f"  {part} {line[part]['top1']:.2f} %" for part in ("validation", "test") if part in line)
-            epochs = f"{schedule.phase.epochs} epochs at rate {schedule.phase.lr:g}"
-            self.show.line(f"{schedule.title}: {epochs:<25} train {line['accuracy']:.2f} %{found}")
+            count, rate = schedule.phase.epochs, schedule.phase.lr
+            epochs = f"{count} epoch{'s' * (count > 1)} at rate {rate:g}"
+            self.show.line(f"{schedule.title + ':':<20} {epochs:<23}  train {line['accuracy']:.2f} %{found}")
         state.epoch = Tally()
 
     def note_best(self, line: dict[str, Any]) -> None:
@@ -259,7 +277,7 @@ class Run:
         if not self.how.compile or self.judge.learning:
             return self.network
         if self.compiled is None:
-            self.compiled = torch.compile(self.network)
+            self.compiled = torch.compile(self.network, dynamic=False)  # else it matters which batch size comes first
         return cast(nn.Module, self.compiled)
 
     def save_now_and_then(self) -> None:
@@ -268,11 +286,14 @@ class Run:
             self.save()
 
     def save(self) -> None:
-        """Write a checkpoint."""
+        """Write a checkpoint, unless the last step has ruined the weights: the next one will say so."""
         self.count_time()
-        state = self.state.to_dict() | {"metrics_size": self.folder.metrics_size()}
-        self.folder.checkpoints.save(self.state.position.step, state)
         self.saved = time.monotonic()
+        if not all(p.isfinite().all() for p in self.network.parameters()):
+            return
+        more = {"metrics_size": self.folder.metrics_size(), "machine": machine_of(self.how)}
+        self.folder.checkpoints.save(self.state.position.step, self.state.to_dict() | more)
+        self.board.flush()
 
     def count_time(self) -> None:
         """Add the time since the last call to that of the run."""

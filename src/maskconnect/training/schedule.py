@@ -21,8 +21,8 @@ class Schedule:
 
     @property
     def phase(self) -> Phase:
-        """The present phase."""
-        return self.recipe.phase[self.position.phase]
+        """The present phase; at the end of a run, the last one."""
+        return self.recipe.phase[min(self.position.phase, len(self.recipe.phase) - 1)]
 
     @property
     def title(self) -> str:
@@ -32,8 +32,9 @@ class Schedule:
 
     @property
     def epoch(self) -> int:
-        """The number of the present epoch in the whole run, from 0."""
-        return sum(phase.epochs for phase in self.recipe.phase[: self.position.phase]) + self.position.epoch
+        """The number of the present epoch in the whole run, from 0; at its end, that of the last one."""
+        before = sum(phase.epochs for phase in self.recipe.phase[: self.position.phase])
+        return min(before + self.position.epoch, self.recipe.epochs - 1)
 
     @property
     def steps(self) -> int:

@@ -11,6 +11,9 @@ from typing import Any
 LINE_EVERY = 10.0
 """Seconds between plain lines."""
 
+NARROW = 118
+"""Columns of a terminal below which the line beside the bar is a short one."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
@@ -26,9 +29,11 @@ class Progress:
     images_per_second: float
     seconds_left: float | None
 
-    def text(self) -> str:
-        """In words."""
+    def text(self, *, short: bool = False) -> str:
+        """In words; `short` where there is little room."""
         left = "" if self.seconds_left is None else f"  {duration(self.seconds_left)} left"
+        if short:
+            return f"{self.phase}: epoch {self.epoch}/{self.epochs}  loss {self.loss:.3f}{left}"
         return (
             f"{self.phase}: epoch {self.epoch}/{self.epochs}  loss {self.loss:.3f}  train {self.accuracy:5.1f} %  "
             f"{self.images_per_second:,.0f} images/s{left}"
@@ -74,7 +79,9 @@ class Bar(Silent):
         from rich.progress import Progress as RichProgress
 
         self._console = Console(markup=False, highlight=False)
-        columns = (BarColumn(bar_width=20), TextColumn("{task.percentage:>3.0f} %"), TextColumn("{task.description}"))
+        self._narrow = self._console.width < NARROW
+        bar = BarColumn(bar_width=8 if self._narrow else 20)
+        columns = (bar, TextColumn("{task.percentage:>3.0f} %"), TextColumn("{task.description}"))
         self._bar = RichProgress(*columns, console=self._console, transient=True, refresh_per_second=4)
         self._task: Any = None
 
@@ -89,7 +96,7 @@ class Bar(Silent):
         """Move the bar."""
         if self._task is None:
             self._task = self._bar.add_task("", total=now.steps)
-        self._bar.update(self._task, completed=now.step, description=now.text())
+        self._bar.update(self._task, completed=now.step, description=now.text(short=self._narrow))
 
     def line(self, text: str) -> None:
         """Print above the bar."""

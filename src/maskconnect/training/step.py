@@ -38,9 +38,10 @@ def gradients(
 ) -> Step:
     """Forward and backward of one batch, in `parts` that follow each other; each of them draws its own masks."""
     optimizer.zero_grad(set_to_none=True)
+    parts = min(parts, len(y))
     total, correct = x.new_zeros((), dtype=torch.float64), y.new_zeros(())
     for x_part, y_part in zip(x.tensor_split(parts), y.tensor_split(parts), strict=True):
-        with machine.autocast():
+        with machine.autocast(), one_value_in_a_sentence(len(y)):
             scores = network(machine.ready(x_part))
         loss = F.cross_entropy(scores.to(torch.promote_types(scores.dtype, torch.float32)), y_part) * (
             len(y_part) / len(y)
@@ -50,6 +51,20 @@ def gradients(
         correct += (scores.detach().argmax(dim=1) == y_part).sum()
     grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     return Step(loss=float(total), correct=int(correct), images=len(y), gradient=float(get_total_norm(grads)))
+
+
+@contextmanager
+def one_value_in_a_sentence(images: int) -> Iterator[None]:
+    """A batch norm cannot normalise a single value; torch's own error says that, but not what to do."""
+    try:
+        yield
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise ConfigError(
+            f"a batch norm sees one value of each channel, in a batch of {images}; change training.batch_size (so that "
+            "the last batch of an epoch is larger), training.accumulate or training.norm_group."
+        ) from None
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from maskconnect.training.step import Step
@@ -26,11 +27,10 @@ class Tally:
         self.seconds += seconds
 
     def means(self) -> dict[str, float]:
-        """Loss and accuracy (in %) of an image, and how fast they were."""
-        images = max(self.images, 1)
+        """Loss and accuracy (in %) of an image, and how fast they were; of no image, no number."""
         speed = self.images / self.seconds if self.seconds else 0.0
         return {
-            "loss": self.loss / images,
-            "accuracy": 100 * self.correct / images,
+            "loss": self.loss / self.images if self.images else math.nan,
+            "accuracy": 100 * self.correct / self.images if self.images else math.nan,
             "images_per_second": round(speed, 1),
         }

@@ -14,6 +14,7 @@ class Board:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.first: int | None = None  # events from this step on are of a run that was stopped after its checkpoint
         self._writer: Any = None
         self._there = importlib.util.find_spec("tensorboard") is not None
 
@@ -25,13 +26,18 @@ class Board:
         if self._writer is None:  # not before it is needed: to import it takes longer than the first steps
             from torch.utils.tensorboard import SummaryWriter
 
-            self._writer = SummaryWriter(str(self.folder), purge_step=step)
+            self._writer = SummaryWriter(str(self.folder), purge_step=self.first)
         for name in CURVES:
             if name in line:
                 self._writer.add_scalar(f"{line['kind']}/{name}", line[name], step)
         for part in ("test", "validation", "drawn", "frozen"):
             for name, value in line.get(part, {}).items():
                 self._writer.add_scalar(f"{part}/{name}", value, step)
+
+    def flush(self) -> None:
+        """Bring what there is onto the disk."""
+        if self._writer is not None:
+            self._writer.flush()
 
     def close(self) -> None:
         """Write what is left."""

@@ -23,7 +23,8 @@ def mask_entropy(network: nn.Module) -> float:
         for target, row in zip(masks.layout.targets, masks.real.detach().double().cpu(), strict=True):
             if (count := len(masks.candidates[target])) > 1:
                 p = row / row.sum()
-                found.append(float(torch.special.entr(p).sum()) / math.log(count))
+                entropy = float(torch.special.entr(p).sum()) / math.log(count)
+                found.append(entropy if row.any() else 1.0)  # the next draw starts such a row from uniform (D6)
     return sum(found) / len(found) if found else 0.0
 
 
