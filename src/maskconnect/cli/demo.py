@@ -58,7 +58,9 @@ def run(args: argparse.Namespace) -> int:
     print("\nThe runs are in:")
     for folder in folders:
         print(f"  {folder}")
-    print(f"\nNext: maskconnect evaluate {folders[-1]}, maskconnect recipes, maskconnect train --help")
+    print("\nNext:")
+    for words in (f"evaluate {folders[-1]}", "recipes", "train --help"):
+        print(f"  {train.program()} {words}")
     return 0
 
 
@@ -95,7 +97,8 @@ def prune_and_show(folder: Path, how: Any) -> None:
         reads = "the stem" if not sources else " and ".join(map(str, sources))
         print(f"  block {block} reads {reads}")
     apart = max(difference(network, slim, x) for x, _ in images.test.epoch(0))
+    same = "is 0: they are equal to the bit" if not apart else f"is {apart:.1e} of the largest output"
     print(
-        f"\nPruned: {len(wiring)} blocks become {kept}, {counts.weights:,} parameters {counts.transitive:,}. "
-        f"Largest difference of outputs\nover the test set, relative to the largest output: {apart:.1e}."
+        f"\nPruned: {len(wiring)} blocks become {kept}, {counts.weights:,} parameters become {counts.transitive:,}.\n"
+        f"The largest difference of outputs, over all test images, {same}."
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -115,7 +117,13 @@ def go_on(out: Path, how: Options) -> str:
         value, flag = getattr(how, field.name), f"--{field.name.replace('_', '-')}"
         if value != field.default:
             words += [flag] if value is True else [flag, str(value)]
-    return shlex.join([*shlex.split(RunFolder(out).command()), *words])
+    return shlex.join([program(), *shlex.split(RunFolder(out).command())[1:], *words])
+
+
+def program() -> str:
+    """What to type for this program: its name, or its path where the shell would not find it."""
+    typed = Path(sys.argv[0])
+    return str(typed) if typed.name == "maskconnect" and shutil.which("maskconnect") is None else "maskconnect"
 
 
 def recipe_of(args: argparse.Namespace) -> Recipe:
