@@ -8,6 +8,7 @@ import signal
 
 import pytest
 import runs
+import torch
 
 from maskconnect.cli.main import main
 from maskconnect.recipes import load
@@ -228,6 +229,29 @@ def test_a_compiled_network_learns_the_same(tmp_path):
         runs.run(runs.tiny(tmp_path), tmp_path / str(how), compile=how)["test"]["loss"] for how in (False, True)
     )
     assert compiled == pytest.approx(plain, rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_run_that_was_stopped_ends_as_one_that_was_not(tmp_path):
+    """Its last batches are smaller than the others, and a process that goes on may meet them first."""
+
+    class Stop(runs.Silent):
+        def progress(self, now):
+            if now.step == 14:
+                raise KeyboardInterrupt
+
+    found = []
+    for name, stops in (("whole", False), ("stopped", True)):
+        recipe = runs.tiny(tmp_path, "data.train_images=150")
+        if stops:
+            with pytest.raises(KeyboardInterrupt):
+                runs.run(recipe, tmp_path / name, Stop(), compile=True, checkpoint_every=0)
+        torch.compiler.reset()
+        runs.run(recipe, tmp_path / name, compile=True)
+        found.append(runs.results(tmp_path / name))
+        torch.compiler.reset()
+    assert found[0][0] == found[1][0]
 
 
 @pytest.mark.slow

@@ -436,3 +436,19 @@ def test_tensorboard_keeps_what_came_before_the_checkpoint(tmp_path):
     runs.run(recipe, out)
     found = events.EventAccumulator(str(out / "tensorboard")).Reload()
     assert [event.step for event in found.Scalars("test/top1")] == [5, 10, 15, 20, 25, 30]
+
+
+def test_weights_ruined_by_the_very_last_step_are_an_error(tmp_path, monkeypatch):
+    from maskconnect.training import run
+
+    before, out = run.Run.after_step, tmp_path / "run"
+
+    def after_step(self):
+        before(self)
+        if self.state.position.step == 30:
+            self.network.classifier.weight.data[0, 0] = math.nan
+
+    monkeypatch.setattr(run.Run, "after_step", after_step)
+    with pytest.raises(MaskConnectError, match="not finite after the last step"):
+        runs.run(runs.tiny(tmp_path), out)
+    assert not (out / "summary.json").exists()

@@ -30,14 +30,14 @@ from maskconnect.training.folder import DATA, RunFolder
 from maskconnect.training.judge import Judge
 from maskconnect.training.network import load_weights, make_network
 from maskconnect.training.options import Options
-from maskconnect.training.schedule import Schedule
-from maskconnect.training.show import Progress, Silent
+from maskconnect.training.schedule import Schedule, nonfinite
+from maskconnect.training.show import Silent
 from maskconnect.training.state import new_state
 from maskconnect.training.step import Step, compiler_errors_in_a_sentence, gradients
 from maskconnect.training.stop import Stopped, StopRequests
 from maskconnect.training.tally import Tally
 from maskconnect.training.tensorboard import Board
-from maskconnect.training.watch import activation_scales, changes, connections, mask_entropy
+from maskconnect.training.watch import changes, connections, mask_entropy, scales_in_words
 
 SMALLEST_SCALE = 1e-4
 """Down to which scale fp16 may go on without a usable gradient; it starts at 65536, and halves each time."""
@@ -92,6 +92,8 @@ class Run:
             while self.state.position.phase < len(self.recipe.phase):
                 self.run_phase()
             self.fix_wiring()
+            if not self.finite:
+                raise MaskConnectError("the weights are not finite after the last step; begin anew with lower rates.")
             predictions = self.judge.predictions()
         except Stopped:
             if self.whole:
@@ -188,20 +190,13 @@ class Run:
 
     def complain(self, step: Step, x: Tensor) -> None:
         """Say where the loss was not finite; an error, unless such batches are to be left out."""
-        phase, number = self.schedule.phase, self.state.position.step
-        what = f"the loss is {step.loss}" if not math.isfinite(step.loss) else "a gradient is not finite"
-        rates = f"lr {phase.lr}, mask_lr {phase.mask_lr}"
-        where = f"step {number} (phase {phase.name}, epoch {self.schedule.epoch + 1}, {rates})"
+        what, phase = nonfinite(step, self.schedule), self.schedule.phase
         if self.how.skip_nonfinite:
-            self.show.line(f"{what} at {where}; this batch is left out")
+            self.show.line(f"{what}; this batch is left out")
             return
-        try:
-            found = activation_scales(self.network, self.machine.ready(x))
-            scales = ", ".join("unread" if scale is None else f"{scale:.3g}" for scale in found)
-        except MaskConnectError as error:
-            scales = f"not to be had ({error})"
+        scales = scales_in_words(self.network, self.machine.ready(x))
         raise MaskConnectError(
-            f"{what} at {where}. The scales of activations, module by module: {scales}. Begin anew with a lower "
+            f"{what}. The scales of activations, module by module: {scales}. Begin anew with a lower "
             f"phase.{phase.name}.lr (--set, --fresh), or leave such batches out by --skip-nonfinite."
         )
 
@@ -211,17 +206,7 @@ class Run:
         if last or state.interval.steps >= self.how.log_every:
             self.record({"kind": "step", **self.schedule.labels(), **state.interval.means()})
             state.interval = Tally()
-        self.show.progress(
-            Progress(
-                phase=self.schedule.title,
-                epoch=self.schedule.epoch + 1,
-                epochs=self.recipe.epochs,
-                step=state.position.step,
-                steps=self.schedule.steps,
-                seconds_left=self.schedule.seconds_left(),
-                **state.epoch.means(),
-            )
-        )
+        self.show.progress(self.schedule.progress(state.epoch.means()))
         if not last:
             self.save_now_and_then()
 
@@ -236,7 +221,7 @@ class Run:
         line = {"kind": "epoch", **schedule.labels(), **state.epoch.means(), "seconds": round(state.epoch.seconds, 3)}
         if schedule.evaluated:
             line |= self.judge.epoch()
-            self.note_best(line)
+            state.note_best(line)
         if self.judge.learning:
             top = connections(self.network)
             line |= {"mask_entropy": mask_entropy(self.network), "top_changes": changes(state.top, top)}
@@ -249,13 +234,6 @@ class Run:
             epochs = f"{count} epoch{'s' * (count > 1)} at rate {rate:g}"
             self.show.line(f"{schedule.title + ':':<20} {epochs:<23}  train {line['accuracy']:.2f} %{found}")
         state.epoch = Tally()
-
-    def note_best(self, line: dict[str, Any]) -> None:
-        """Remember the best epoch: by the validation set, or, if there is none, by the test set (D12)."""
-        chosen_on = "validation" if "validation" in line else "test"
-        if line[chosen_on]["top1"] > self.state.best.get(chosen_on, {"top1": -1.0})["top1"]:
-            best = {"chosen_on": chosen_on, "epoch": line["epoch"]}
-            self.state.best = best | {part: line[part] for part in ("validation", "test") if part in line}
 
     def keep_masks(self, epoch: int) -> None:
         """Keep the real masks of every stack, and what candidate each entry is of."""
@@ -289,11 +267,16 @@ class Run:
         """Write a checkpoint, unless the last step has ruined the weights: the next one will say so."""
         self.count_time()
         self.saved = time.monotonic()
-        if not all(p.isfinite().all() for p in self.network.parameters()):
+        if not self.finite:
             return
         more = {"metrics_size": self.folder.metrics_size(), "machine": machine_of(self.how)}
         self.folder.checkpoints.save(self.state.position.step, self.state.to_dict() | more)
         self.board.flush()
+
+    @property
+    def finite(self) -> bool:
+        """Whether the weights are numbers."""
+        return all(bool(p.isfinite().all()) for p in self.network.parameters())
 
     def count_time(self) -> None:
         """Add the time since the last call to that of the run."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
 from maskconnect.recipes.schema import Phase, Recipe
+from maskconnect.training.show import Progress
 from maskconnect.training.state import Position
+from maskconnect.training.step import Step
 
 
 @dataclass(kw_only=True)
@@ -64,3 +67,23 @@ class Schedule:
             self._since = position.phase, position.step, now
         taken = position.step - self._since[1]
         return (now - self._since[2]) / taken * (self.steps - position.step) if taken else None
+
+    def progress(self, means: dict[str, float]) -> Progress:
+        """How far the run is; `means` are those of the present epoch."""
+        return Progress(
+            phase=self.title,
+            epoch=self.epoch + 1,
+            epochs=self.recipe.epochs,
+            step=self.position.step,
+            steps=self.steps,
+            seconds_left=self.seconds_left(),
+            **means,
+        )
+
+
+def nonfinite(step: Step, schedule: Schedule) -> str:
+    """What is not finite in a step, and where in the run that is."""
+    phase = schedule.phase
+    what = f"the loss is {step.loss}" if not math.isfinite(step.loss) else "a gradient is not finite"
+    rates = f"lr {phase.lr}, mask_lr {phase.mask_lr}"
+    return f"{what} at step {schedule.position.step} (phase {phase.name}, epoch {schedule.epoch + 1}, {rates})"

@@ -42,6 +42,13 @@ class State:
     skipped: int = 0  # batches left out because their loss was not finite
     seconds: float = 0.0  # of all work so far, also in processes that were stopped
 
+    def note_best(self, line: dict[str, Any]) -> None:
+        """Remember the best epoch: by the validation set, or, if there is none, by the test set (D12)."""
+        chosen_on = "validation" if "validation" in line else "test"
+        if line[chosen_on]["top1"] > self.best.get(chosen_on, {"top1": -1.0})["top1"]:
+            best = {"chosen_on": chosen_on, "epoch": line["epoch"]}
+            self.best = best | {part: line[part] for part in ("validation", "test") if part in line}
+
     def to_dict(self) -> dict[str, Any]:
         """Everything, as plain data and tensors."""
         return {

@@ -11,6 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from maskconnect.core.loop import masks_of
 from maskconnect.core.stack import MaskedStack
+from maskconnect.errors import MaskConnectError
 
 
 def mask_entropy(network: nn.Module) -> float:
@@ -70,3 +71,11 @@ def activation_scales(network: nn.Module, x: Tensor) -> list[float | None]:
         round(math.sqrt(float(torch.stack(found).mean())), 6) if found else None
         for found in (squares.get(layer, []) for layer in range(end + 1))
     ]
+
+
+def scales_in_words(network: nn.Module, x: Tensor) -> str:
+    """The scales of activations of one batch, where they can be had."""
+    try:
+        return ", ".join("unread" if scale is None else f"{scale:.3g}" for scale in activation_scales(network, x))
+    except MaskConnectError as error:
+        return f"not to be had ({error})"
