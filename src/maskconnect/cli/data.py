@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maskconnect.cli.table import show_table
+from maskconnect.cli.verb import add_verb
 from maskconnect.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -38,21 +39,23 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
         epilog="example:\n  maskconnect data check cifar10 data",
     )
     verbs = parser.add_subparsers(metavar="VERB", required=True, title="verbs")
-    _verb(verbs, "list", list_sets, "the data sets, and how to get them", "list")
+    add_verb(verbs, "list", list_sets, "the data sets, and how to get them", "data list")
 
-    verb = _verb(verbs, "check", check, "load a set and say what is in it", "check cifar100 data --labels coarse")
+    verb = add_verb(
+        verbs, "check", check, "load a set and say what is in it", "data check cifar100 data --labels coarse"
+    )
     verb.add_argument("name", metavar="NAME", help="a data set; see: maskconnect data list")
     verb.add_argument("root", metavar="DIR", type=Path, nargs="?", help="where it is; digits need none")
     verb.add_argument("--labels", choices=("fine", "coarse"), default="fine", help="of cifar100 (default: fine)")
     verb.add_argument("--unverified", action="store_true", help="accept files without their published checksums")
     verb.add_argument("--json", action="store_true", help="print JSON")
 
-    verb = _verb(verbs, "fetch", fetch_set, "get a set from where it is published", "fetch cifar10 data")
+    verb = add_verb(verbs, "fetch", fetch_set, "get a set from where it is published", "data fetch cifar10 data")
     verb.add_argument("name", metavar="NAME", help="cifar10, cifar100 or fashion-mnist")
     verb.add_argument("dest", metavar="DIR", type=Path, nargs="?", help="the folder to put it into")
 
-    verb = _verb(
-        verbs, "build-mini", build, "make mini-ImageNet out of ImageNet", "build-mini /data/imagenet mini --seed 1"
+    verb = add_verb(
+        verbs, "build-mini", build, "make mini-ImageNet out of ImageNet", "data build-mini /data/imagenet mini --seed 1"
     )
     verb.add_argument("imagenet", metavar="IMAGENET", type=Path, help="the folder that ImageNet's train/ is in")
     verb.add_argument("dest", metavar="DIR", type=Path, help="a new folder")
@@ -118,20 +121,6 @@ def build(args: argparse.Namespace) -> None:
         source, dest = args.imagenet.expanduser(), args.dest.expanduser()
         made = build_mini(source, dest, seed=args.seed, manifest=args.manifest, progress=progress)
     print(f"mini-imagenet is in {made}; what each image was made from is in {made / 'manifest.json'}.")
-
-
-def _verb(
-    verbs: argparse._SubParsersAction[Any],
-    name: str,
-    run: Callable[[argparse.Namespace], None],
-    about: str,
-    example: str,
-) -> argparse.ArgumentParser:
-    text = f"{about[0].upper()}{about[1:]}."
-    verb = verbs.add_parser(name, help=about, description=text, epilog=f"example:\n  maskconnect data {example}")
-    assert isinstance(verb, argparse.ArgumentParser)
-    verb.set_defaults(run=run)
-    return verb
 
 
 def _summary(images: Images) -> Report:

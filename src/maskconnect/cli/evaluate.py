@@ -7,22 +7,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+from maskconnect.cli.verb import add_verb
+
 
 def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     """Add `evaluate` to the command line."""
     about = "the test accuracy of a run that has ended, from its saved files"
-    parser = commands.add_parser(
-        "evaluate",
-        help=about,
-        description=f"{about[0].upper()}{about[1:]}.",
-        epilog="example:\n  maskconnect evaluate runs/quick-digits-seed0",
-    )
+    parser = add_verb(commands, "evaluate", run, about, "evaluate runs/quick-digits-seed0")
     parser.add_argument("folder", metavar="RUN", type=Path, help="the run folder")
     parser.add_argument("--data", type=Path, metavar="DIR", help="the folder that the data set is in (default: data)")
     parser.add_argument("--device", default="auto", metavar="NAME", help="cpu, cuda, ... (default: a GPU if any)")
     parser.add_argument("--threads", type=int, metavar="N", help="of the CPU (default: torch's)")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:

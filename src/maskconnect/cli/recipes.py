@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maskconnect.cli.table import show_table
+from maskconnect.cli.verb import add_verb
 
 if TYPE_CHECKING:
     from maskconnect.recipes import Recipe
@@ -29,8 +29,12 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     parser.set_defaults(run=list_recipes)
     verbs = parser.add_subparsers(metavar="VERB", title="verbs")
 
-    verb = _verb(
-        verbs, "show", show, "print a recipe with all its fields", "show quick/digits --set phase.learn.epochs=2"
+    verb = add_verb(
+        verbs,
+        "show",
+        show,
+        "print a recipe with all its fields",
+        "recipes show quick/digits --set phase.learn.epochs=2",
     )
     verb.add_argument("name", metavar="NAME", help="a recipe, a file, or FILE:VARIANT; see: maskconnect recipes")
     verb.add_argument(
@@ -42,7 +46,7 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
         help="change a field, such as model.fan_in=4; may be given again",
     )
 
-    verb = _verb(verbs, "check", check, "load every recipe of a file and say what it is", "check mine.toml")
+    verb = add_verb(verbs, "check", check, "load every recipe of a file and say what it is", "recipes check mine.toml")
     verb.add_argument("files", metavar="FILE", nargs="+", help="a file that ends in .toml, or one recipe")
 
 
@@ -75,20 +79,6 @@ def check(args: argparse.Namespace) -> None:
     for file in args.files:
         for name in in_file(Path(file)) if file.endswith(".toml") else [file]:
             print(f"ok  {name}: {_in_words(load(name))}")
-
-
-def _verb(
-    verbs: argparse._SubParsersAction[Any],
-    name: str,
-    run: Callable[[argparse.Namespace], None],
-    about: str,
-    example: str,
-) -> argparse.ArgumentParser:
-    text = f"{about[0].upper()}{about[1:]}."
-    verb = verbs.add_parser(name, help=about, description=text, epilog=f"example:\n  maskconnect recipes {example}")
-    assert isinstance(verb, argparse.ArgumentParser)
-    verb.set_defaults(run=run)
-    return verb
 
 
 def _summary(recipe: Recipe) -> dict[str, Any]:

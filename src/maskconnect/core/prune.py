@@ -35,9 +35,10 @@ __all__ = ["PlainLayers", "PlainStack", "PrunedCount", "difference", "prune", "p
 def prune(model: nn.Module, example: Any, *args: Any, **kwargs: Any) -> nn.Module:
     """A copy of a frozen model without masks and without the modules that cannot reach the output.
 
-    `model(example, *args, **kwargs)` is run in eval mode, which shows how sources are to be aligned; inputs of other
-    sizes work afterwards, where the outputs of modules grow with them. The copy is in the mode that the model is in,
-    keeps the names of weights, and is checked to compute the same. The model itself does not change.
+    `model(example, *args, **kwargs)` is run in eval mode, which shows how sources are to be aligned. Inputs of other
+    sizes work afterwards, where the outputs of modules grow with them; an example so small that strides do not show
+    serves its own size only. The copy is in the mode that the model is in, keeps the names of weights, and is checked
+    to compute the same. The model itself does not change.
     """
     stacks = stacks_of(model)
     if not stacks:

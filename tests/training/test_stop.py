@@ -1,0 +1,48 @@
+"""SIGTERM and Ctrl-C."""
+
+import signal
+import threading
+
+import pytest
+
+from maskconnect.training.stop import Stopped, StopRequests
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_request_is_noted_and_obeyed_when_it_is_looked_at(number, code):
+    with StopRequests() as requests:
+        requests.check()
+        signal.raise_signal(number)
+        with pytest.raises(Stopped, match=number.name) as stopped:
+            requests.check()
+    assert stopped.value.exit_code == code
+
+
+def test_a_second_request_stops_at_once():
+    with StopRequests() as requests:
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        assert requests.asked == signal.SIGINT
+
+
+def test_handlers_are_as_before_afterwards():
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with StopRequests():
+        assert signal.getsignal(signal.SIGINT) != before[0]
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_in_another_thread_signals_stay_as_they_are():
+    found = []
+
+    def work():
+        with StopRequests() as requests:
+            found.append(signal.getsignal(signal.SIGINT))
+            requests.check()
+
+    before = signal.getsignal(signal.SIGINT)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [before]
