@@ -38,7 +38,7 @@ class Inputs:
 
     def first(self, x: Any, number: int) -> Any:
         """The input of the stack, for a module of the first layer, which may change it in place."""
-        return x if self.by_layer or number == self.layout.layers[0][-1] else _cloned(x)
+        return x if self.by_layer or number == self.layout.layers[0][-1] else cloned(x)
 
     def sources(self, target: int, outputs: Outputs) -> list[Any]:
         """The outputs that a target needs, aligned: of all its candidates while learning, else of the active ones."""
@@ -53,7 +53,7 @@ class Inputs:
         else:
             x, shared = self._active(sources), self.masks.readers[self.masks.sources[target][0]] > 1
         # A module may change its input in place, which must not reach the other readers of a lone source.
-        return _cloned(x) if shared and any(x is y for y in sources) else x
+        return cloned(x) if shared and any(x is y for y in sources) else x
 
     def _masked(self, target: int, sources: list[Any]) -> Any:
         """The aggregate of all candidates, through which the mask learns."""
@@ -110,5 +110,6 @@ def _detached(y: Any) -> Any:
     return tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, y)
 
 
-def _cloned(y: Any) -> Any:
+def cloned(y: Any) -> Any:
+    """A copy of every tensor in an output."""
     return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, y)
