@@ -71,6 +71,11 @@ def metrics(out):
     return without_times(map(json.loads, (out / "metrics.jsonl").read_text().splitlines()))
 
 
+def epochs_of(out):
+    """The lines of epochs."""
+    return [line for line in metrics(out) if line["kind"] == "epoch"]
+
+
 def results(out):
     """Every file of a finished run that must not depend on when it was stopped, and its metrics."""
     names = sorted(p for part in ("final", "masks") for p in (out / part).iterdir())

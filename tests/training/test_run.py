@@ -11,28 +11,18 @@ import torch
 from torch import nn
 
 import maskconnect as mc
-from maskconnect.errors import CheckpointError, ConfigError, DataError, MaskConnectError
+from maskconnect.errors import CheckpointError, ConfigError
 from maskconnect.recipes import load
 from maskconnect.training.again import evaluate_run, load_run
 from maskconnect.training.files import load_tensors
 from maskconnect.training.options import Options
-from maskconnect.training.show import Silent
 from maskconnect.training.stop import Stopped
 
 
-@pytest.fixture(scope="module")
-def learned(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("learned")
-    runs.run(runs.tiny(folder), folder / "run", log_every=2)
-    return folder / "run"
-
-
-def epochs_of(out):
-    return [line for line in runs.metrics(out) if line["kind"] == "epoch"]
-
-
 def test_four_phases_have_their_epochs_and_rates(learned):
-    found = [(line["phase"], line["epoch"], line["step"], line["lr"], line["mask_lr"]) for line in epochs_of(learned)]
+    found = [
+        (line["phase"], line["epoch"], line["step"], line["lr"], line["mask_lr"]) for line in runs.epochs_of(learned)
+    ]
     assert found == [
         ("learn", 1, 5, 0.1, 0.3),
         ("learn", 2, 10, 0.1, 0.3),
@@ -49,19 +39,19 @@ def test_metrics_have_a_line_some_steps_an_epoch_and_one_of_the_freeze(learned):
     (frozen,) = (line for line in lines if line["kind"] == "freeze")
     assert frozen["step"] == 10
     assert 0 <= frozen["drawn"]["top1"] <= 100
-    assert frozen["frozen"] == epochs_of(learned)[1]["test"]  # nothing but the masks' freedom has changed
-    first = epochs_of(learned)[0]
+    assert frozen["frozen"] == runs.epochs_of(learned)[1]["test"]  # nothing but the masks' freedom has changed
+    first = runs.epochs_of(learned)[0]
     assert {"loss", "accuracy", "test", "mask_entropy", "top_changes", "activation_scales"} <= first.keys()
     assert first["test"].keys() == {"loss", "top1", "top5"}
     assert 0.9 < first["mask_entropy"] < 1
     assert len(first["activation_scales"]) == 7  # what each of 6 blocks reads, and the output
-    assert "mask_entropy" not in epochs_of(learned)[2]
+    assert "mask_entropy" not in runs.epochs_of(learned)[2]
 
 
 def test_the_loss_of_an_epoch_is_the_mean_over_its_images(learned):
     steps = [line for line in runs.metrics(learned) if line["kind"] == "step" and line["epoch"] == 1]
     mean = (64 * steps[0]["loss"] + 64 * steps[1]["loss"] + 32 * steps[2]["loss"]) / 160
-    assert math.isclose(mean, epochs_of(learned)[0]["loss"])
+    assert math.isclose(mean, runs.epochs_of(learned)[0]["loss"])
 
 
 def test_masks_are_kept_from_the_start_to_the_freeze_and_only_then_change(learned):
@@ -85,7 +75,7 @@ def test_the_network_that_was_saved_is_the_one_that_was_judged(learned):
     summary = json.loads((learned / "summary.json").read_text())
     found, images = evaluate_run(learned, Options(threads=1))
     assert images == 60
-    assert found == summary["test"] == epochs_of(learned)[-1]["test"]
+    assert found == summary["test"] == runs.epochs_of(learned)[-1]["test"]
 
 
 def test_predictions_are_those_of_the_network_and_the_wrong_images_are_wrong(learned):
@@ -100,50 +90,6 @@ def test_predictions_are_those_of_the_network_and_the_wrong_images_are_wrong(lea
     assert (kept["class"][wrong, 0] != kept["label"][wrong]).all()
     assert torch.equal(images.test.images.images[wrong], kept["wrong_images"])
     assert (kept["probability"][wrong, 0].diff() <= 0).all()
-
-
-def test_a_run_that_has_ended_is_not_run_again(learned, tmp_path):
-    before = (learned / "metrics.jsonl").stat().st_mtime_ns
-    summary = runs.run(runs.tiny(tmp_path), learned)
-    assert summary == json.loads((learned / "summary.json").read_text())
-    assert (learned / "metrics.jsonl").stat().st_mtime_ns == before
-
-
-def test_a_folder_of_another_recipe_is_an_error_that_names_the_difference(learned, tmp_path):
-    with pytest.raises(ConfigError, match=r"model.fan_in is 2 there and 3 here.*--out.*--fresh"):
-        runs.run(runs.tiny(tmp_path, "model.fan_in=3"), learned)
-    with pytest.raises(ConfigError, match=r"phase.freeze.epochs is 2 there and 1 here"):
-        runs.run(runs.tiny(tmp_path, "phase.freeze.epochs=1"), learned)
-    with pytest.raises(ConfigError, match=r"seed is 0 there and 1 here"):
-        runs.run(runs.tiny(tmp_path, seed=1), learned)
-
-
-def test_a_folder_that_is_no_run_is_left_alone(tmp_path):
-    recipe, out = runs.tiny(tmp_path), tmp_path / "letters"
-    out.mkdir()
-    (out / "letter.txt").write_text("dear")
-    with pytest.raises(ConfigError, match="is not empty and holds no run"):
-        runs.run(recipe, out)
-    assert [path.name for path in out.iterdir()] == ["letter.txt"]
-
-
-def test_two_processes_in_one_folder_are_an_error(tmp_path):
-    recipe, out = runs.tiny(tmp_path), tmp_path / "run"
-
-    class Second(Silent):
-        def progress(self, now):
-            with pytest.raises(ConfigError, match="another process trains in"):
-                runs.run(recipe, out)
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        runs.run(recipe, out, Second())
-
-
-def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
-    recipe = runs.tiny(tmp_path)
-    with pytest.raises(ConfigError, match=r"tiny.toml/run cannot be written"):
-        runs.run(recipe, tmp_path / "tiny.toml" / "run")
 
 
 def test_the_same_seed_gives_the_same_run_and_another_another(tmp_path):
@@ -162,9 +108,9 @@ def test_the_same_seed_gives_the_same_run_and_another_another(tmp_path):
 def test_fixed_wiring_goes_through_the_same_epochs_and_rates(connectivity, tmp_path, learned):
     out = tmp_path / "run"
     summary = runs.run(runs.tiny(tmp_path, f"model.connectivity={connectivity}"), out)
-    rates = [(line["step"], line["lr"]) for line in epochs_of(out)]
-    assert rates == [(line["step"], line["lr"]) for line in epochs_of(learned)]
-    assert all(line["mask_lr"] == 0 for line in epochs_of(out))
+    rates = [(line["step"], line["lr"]) for line in runs.epochs_of(out)]
+    assert rates == [(line["step"], line["lr"]) for line in runs.epochs_of(learned)]
+    assert all(line["mask_lr"] == 0 for line in runs.epochs_of(out))
     assert not any(line["kind"] == "freeze" for line in runs.metrics(out))
     assert not (out / "masks").exists()
     assert summary["freeze"] == {}
@@ -219,39 +165,9 @@ def test_weights_of_another_network_are_refused(tmp_path, learned):
         runs.run(runs.tiny(tmp_path, init_from=str(tmp_path)), tmp_path / "other")
 
 
-@pytest.mark.filterwarnings("ignore:activations grow")
-def test_a_loss_that_is_not_finite_ends_the_run_and_says_where(tmp_path):
-    recipe, out = runs.tiny(tmp_path, "phase.learn.lr=1e30"), tmp_path / "run"
-    with pytest.raises(MaskConnectError, match=r"not finite|the loss is") as found:
-        runs.run(recipe, out)
-    said = str(found.value)
-    assert "at step 1 (phase learn, epoch 1, lr 1e+30, mask_lr 0.3)" in said
-    assert "The scales of activations, module by module:" in said
-    assert "--skip-nonfinite" in said
-
-
-def test_batches_whose_loss_is_not_finite_can_be_left_out(tmp_path, monkeypatch):
-    from maskconnect.training import run
-
-    before, calls = run.gradients, 0
-
-    def poisoned(network, optimizer, x, y, **options):
-        nonlocal calls
-        calls += 1
-        return before(network, optimizer, x * math.inf if calls in (3, 7) else x, y, **options)
-
-    monkeypatch.setattr(run, "gradients", poisoned)
-    summary = runs.run(runs.tiny(tmp_path), tmp_path / "run", skip_nonfinite=True)
-    assert summary["skipped"] == 2
-    assert summary["steps"] == 30
-    final = load_tensors(tmp_path / "run" / "final/model.safetensors")
-    assert all(value.isfinite().all() for value in final.values() if value.is_floating_point())
-    assert epochs_of(tmp_path / "run")[0]["skipped"] == 1
-
-
 def test_with_a_validation_set_the_best_epoch_is_chosen_there(tmp_path):
     summary = runs.run(runs.tiny(tmp_path, "data.validation=100"), tmp_path / "run")
-    lines = epochs_of(tmp_path / "run")
+    lines = runs.epochs_of(tmp_path / "run")
     best = max(lines, key=lambda line: line["validation"]["top1"])
     assert summary["best"]["chosen_on"] == "validation"
     assert summary["best"]["test"] == best["test"]
@@ -261,12 +177,12 @@ def test_with_a_validation_set_the_best_epoch_is_chosen_there(tmp_path):
 def test_batch_norm_statistics_can_be_found_anew(tmp_path):
     summary = runs.run(runs.tiny(tmp_path, "training.reestimate=3"), tmp_path / "run")
     assert summary["freeze"]["reestimated_by"] == 3
-    assert summary["freeze"]["frozen"] == epochs_of(tmp_path / "run")[1]["test"]
+    assert summary["freeze"]["frozen"] == runs.epochs_of(tmp_path / "run")[1]["test"]
 
 
 def test_epochs_are_evaluated_as_often_as_the_recipe_says(tmp_path):
     runs.run(runs.tiny(tmp_path, "training.evaluate_every=4"), tmp_path / "run")
-    assert [line["epoch"] for line in epochs_of(tmp_path / "run") if "test" in line] == [2, 4, 5, 6]
+    assert [line["epoch"] for line in runs.epochs_of(tmp_path / "run") if "test" in line] == [2, 4, 5, 6]
 
 
 @pytest.mark.parametrize(
@@ -294,41 +210,6 @@ def test_a_device_that_is_not_there_is_an_error(tmp_path):
             runs.run(runs.tiny(tmp_path), tmp_path / device, device=device)
 
 
-def test_going_on_with_other_threads_is_said(tmp_path):
-    recipe, out, said = runs.tiny(tmp_path), tmp_path / "run", []
-
-    class Listening(Silent):
-        def progress(self, now):
-            if now.step == 12 and not said:
-                raise KeyboardInterrupt
-
-        def line(self, text):
-            said.append(text)
-
-    with pytest.raises(KeyboardInterrupt):
-        runs.run(recipe, out, type("Quiet", (Listening,), {"line": lambda *_: None})())
-    said.append("")
-    try:
-        runs.train(recipe, out, Options(threads=2), Listening())
-    finally:
-        torch.set_num_threads(1)
-    assert "note: threads was 1 and is 2, so the result will not be the same to the bit" in said
-
-
-def test_the_environment_is_written_down(learned):
-    (start,) = json.loads((learned / "environment.json").read_text())
-    assert start["packages"]["torch"] == torch.__version__
-    assert start["threads"] == 1
-    assert start["from_step"] == 0
-
-
-def test_curves_are_there_for_tensorboard(learned):
-    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    found = events.EventAccumulator(str(learned / "tensorboard")).Reload()
-    top1 = [(event.step, round(event.value, 3)) for event in found.Scalars("test/top1")]
-    assert top1 == [(line["step"], round(line["test"]["top1"], 3)) for line in epochs_of(learned)]
-
-
 def test_a_run_whose_phases_all_learn_is_frozen_at_its_end(tmp_path):
     recipe = runs.tiny(tmp_path, "training.reestimate=2")
     summary = runs.run(replace(recipe, phase=recipe.phase[:1]), tmp_path / "run")
@@ -352,67 +233,6 @@ def test_one_value_for_a_batch_norm_is_said_plainly(tmp_path):
         runs.run(runs.tiny(tmp_path, *settings), tmp_path / "run")
 
 
-def test_weights_that_are_not_finite_are_never_saved(tmp_path, monkeypatch):
-    from maskconnect.training import run
-
-    before, out = run.Run.after_step, tmp_path / "run"
-
-    def after_step(self):
-        if self.state.position.step == 3:
-            self.network.classifier.weight.data[0, 0] = math.inf
-        before(self)
-
-    monkeypatch.setattr(run.Run, "after_step", after_step)
-    with pytest.raises(MaskConnectError, match=r"at step 3.*Begin anew with a lower phase.learn.lr"):
-        runs.run(runs.tiny(tmp_path), out, checkpoint_every=0)
-    assert sorted(path.name for path in out.glob("checkpoints/*")) == ["step-000000001", "step-000000002"]
-
-
-@pytest.mark.filterwarnings("ignore:activations grow")
-def test_an_epoch_of_which_every_batch_was_left_out_ends_the_run(tmp_path):
-    with pytest.raises(MaskConnectError, match="every batch of epoch 2 was left out"):
-        runs.run(runs.tiny(tmp_path, "phase.learn.lr=1e38"), tmp_path / "run", skip_nonfinite=True)
-
-
-def test_other_images_than_a_run_began_with_are_refused(tmp_path):
-    recipe, out = runs.tiny(tmp_path), tmp_path / "run"
-
-    with pytest.raises(KeyboardInterrupt):
-        runs.run(recipe, out, type("Later", (Silent,), {"progress": _stop_at_12})())
-    kept = json.loads((out / "data.json").read_text())
-    (out / "data.json").write_text(json.dumps(kept | {"train": {"images": 170, "sha256": "0"}}))
-    with pytest.raises(DataError, match=r"the train images are not those of this run \(170 then, 160 now\)"):
-        runs.run(recipe, out)
-    (out / "data.json").write_text(json.dumps(kept | {"classes": ["a", "b"]}))
-    with pytest.raises(DataError, match="the classes are not those that this run was trained on"):
-        runs.run(recipe, out)
-
-
-def _stop_at_12(_, now):
-    if now.step == 12:
-        raise KeyboardInterrupt
-
-
-def test_a_wrong_start_does_not_keep_the_folder(tmp_path, learned):
-    with pytest.raises(ConfigError):
-        runs.run(runs.tiny(tmp_path, init_from="nowhere"), tmp_path / "run")
-    runs.run(runs.tiny(tmp_path, init_from=str(learned)), tmp_path / "run")
-
-
-def test_only_leftovers_of_the_run_itself_are_removed(tmp_path):
-    foreign = tmp_path / "letters" / ".writing-x"
-    foreign.parent.mkdir()
-    foreign.touch()
-    with pytest.raises(ConfigError, match="holds no run"):
-        runs.run(runs.tiny(tmp_path), foreign.parent)
-    assert foreign.exists()
-
-
-def test_another_text_about_a_recipe_is_no_other_recipe(tmp_path, learned):
-    recipe = replace(runs.tiny(tmp_path), about="in other words")
-    assert runs.run(recipe, learned)["steps"] == 30
-
-
 def test_a_stop_in_the_very_last_moment_is_a_stop_of_what_comes_after(tmp_path, monkeypatch):
     from maskconnect.training import run
 
@@ -426,29 +246,3 @@ def test_a_stop_in_the_very_last_moment_is_a_stop_of_what_comes_after(tmp_path, 
     with pytest.raises(Stopped):
         runs.run(runs.tiny(tmp_path), tmp_path / "run")
     assert (tmp_path / "run" / "summary.json").exists()
-
-
-def test_tensorboard_keeps_what_came_before_the_checkpoint(tmp_path):
-    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    recipe, out = runs.tiny(tmp_path), tmp_path / "run"
-    with pytest.raises(KeyboardInterrupt):
-        runs.run(recipe, out, type("Later", (Silent,), {"progress": _stop_at_12})())
-    runs.run(recipe, out)
-    found = events.EventAccumulator(str(out / "tensorboard")).Reload()
-    assert [event.step for event in found.Scalars("test/top1")] == [5, 10, 15, 20, 25, 30]
-
-
-def test_weights_ruined_by_the_very_last_step_are_an_error(tmp_path, monkeypatch):
-    from maskconnect.training import run
-
-    before, out = run.Run.after_step, tmp_path / "run"
-
-    def after_step(self):
-        before(self)
-        if self.state.position.step == 30:
-            self.network.classifier.weight.data[0, 0] = math.nan
-
-    monkeypatch.setattr(run.Run, "after_step", after_step)
-    with pytest.raises(MaskConnectError, match="not finite after the last step"):
-        runs.run(runs.tiny(tmp_path), out)
-    assert not (out / "summary.json").exists()
