@@ -6,6 +6,7 @@ worker processes; what is left is done with the batch, likewise.
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -121,7 +122,7 @@ def _loaded(pictures: Pictures, parts: Any, workers: int) -> Iterator[list[tuple
     own = torch.Generator()
     try:
         yield from DataLoader(
-            pictures, batch_sampler=parts, num_workers=workers, collate_fn=list, generator=own, worker_init_fn=_deaf
+            pictures, batch_sampler=parts, num_workers=workers, collate_fn=list, generator=own, worker_init_fn=_quiet
         )
     except DataError as error:
         said = str(error)
@@ -130,10 +131,13 @@ def _loaded(pictures: Pictures, parts: Any, workers: int) -> Iterator[list[tuple
         raise DataError(said) from None
 
 
-def _deaf(_: int) -> None:
-    """Ctrl-C and SIGTERM are for the process that loads; it ends its workers itself."""
+def _quiet(_: int) -> None:
+    """Ctrl-C and SIGTERM go to a whole group of processes: workers leave the first to the process that loads.
+
+    At the second they end without a fuss. If they died of it, torch would raise an error in the middle of a step.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 
 
 _NAME = f"{DataError.__module__}.{DataError.__qualname__}"

@@ -99,6 +99,12 @@ class Run:
             if self.whole:
                 self.save()
             raise
+        except RuntimeError as error:  # of a loader whose workers were told to end before the run was
+            if self.requests.asked is None or "DataLoader worker" not in str(error):
+                raise
+            if self.whole:
+                self.save()
+            raise Stopped(self.requests.asked) from None
         finally:
             self.board.close()
         self.count_time()
