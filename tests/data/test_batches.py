@@ -1,3 +1,5 @@
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -259,3 +261,21 @@ def test_a_cut_is_resized_to_the_square():
         assert part.shape == (24, 24, 3)
         assert part.dtype == np.uint8
         assert {0, 200} <= set(part[0, [0, -1], 0].tolist())
+
+
+def test_a_process_that_ends_in_the_middle_of_an_epoch_does_not_wait_for_its_workers(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    for number in range(4):
+        image.new("RGB", (20, 20)).save(tmp_path / f"{number}.png")
+    code = f"""
+import builtins, torch
+from pathlib import Path
+from maskconnect.data import Augmentation, Batches
+from maskconnect.data.sets import Files
+files = Files(Path({str(tmp_path)!r}), tuple(f"{{n}}.png" for n in range(4)), torch.zeros(4, dtype=torch.int64), ("a",))
+plan = Augmentation(size=8, mean=(0.5, 0.5, 0.5), area=(0.5, 1.0))
+batches = Batches(images=files, plan=plan, size=1, mean=torch.zeros(3, 1, 1), training=True, workers=1)
+builtins.kept = batches.epoch(0)  # until the very end
+next(builtins.kept)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
