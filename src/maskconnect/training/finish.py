@@ -1,4 +1,4 @@
-"""What a run leaves at its end: the network, its predictions, the summary; and how another run starts from it."""
+"""What a run leaves at its end: the network, its predictions, the summary."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from maskconnect.core.count import count_parameters
-from maskconnect.core.loop import wiring_of
 from maskconnect.core.prune import pruned_parameters
 from maskconnect.data.batches import Pictures
 from maskconnect.data.sets import Arrays, Images
@@ -32,7 +31,6 @@ def finish(
 ) -> dict[str, Any]:
     """Write the final files, the summary last, and return it."""
     network = state.network
-    folder.write_json("wiring.json", wiring_of(network))
     folder.write_tensors(MODEL, {name: value.cpu() for name, value in network.state_dict().items()})
     folder.write_tensors(INPUT, {"mean": images.mean.cpu()})
     folder.write_tensors(PREDICTIONS, _predictions(predictions, images.test.images))

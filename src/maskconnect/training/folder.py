@@ -124,10 +124,6 @@ class RunFolder:
         os.fsync(self._metrics.fileno())
         return (self.path / "metrics.jsonl").stat().st_size
 
-    def metrics(self) -> list[dict[str, Any]]:
-        """All lines so far."""
-        return [json.loads(line) for line in (self.path / "metrics.jsonl").read_text().splitlines()]
-
     def write_json(self, name: str, content: Any) -> None:
         """A file that is whole or not there."""
         place = self.path / name
