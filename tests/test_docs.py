@@ -12,8 +12,9 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def test_the_code_in_the_readme_runs_and_prints_what_it_says(capsys):
+def test_the_code_in_the_readme_runs_and_prints_what_it_says(capsys, tmp_path, monkeypatch):
     text = (ROOT / "README.md").read_text()
+    monkeypatch.chdir(tmp_path)
     exec("\n".join(re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)), {})
     wiring, count = capsys.readouterr().out.splitlines()
     assert wiring.startswith("[[], [0], [0, 1]")
@@ -38,12 +39,13 @@ def test_links_and_named_files_exist(page):
 
 def test_every_name_in_the_paper_map_exists():
     names = re.findall(r"`(\w+)\.(\w+)", (ROOT / "docs" / "paper_map.md").read_text())
-    modules = {path.stem: path.parent.name for path in (ROOT / "src" / "maskconnect").glob("*/*.py")}
+    modules: dict[str, list[str]] = {}
+    for path in (ROOT / "src" / "maskconnect").glob("*/*.py"):
+        modules.setdefault(path.stem, []).append(f"maskconnect.{path.parent.name}.{path.stem}")
     found = [(module, name) for module, name in names if module in modules]
     assert len(found) > 10
     for module, name in found:
-        package = importlib.import_module(f"maskconnect.{modules[module]}.{module}")
-        assert hasattr(package, name), f"{module}.{name}"
+        assert any(hasattr(importlib.import_module(full), name) for full in modules[module]), f"{module}.{name}"
 
 
 def test_the_version_is_the_same_everywhere():

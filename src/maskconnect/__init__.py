@@ -5,10 +5,12 @@ An implementation of "MaskConnect: Connectivity Learning by Gradient Descent" (E
 
 from maskconnect.core.count import count_parameters
 from maskconnect.core.loop import attach, freeze, param_groups, wiring_of
+from maskconnect.core.prune import prune
 from maskconnect.core.rewire import rewire
 from maskconnect.core.stack import MaskedStack
 from maskconnect.errors import CheckpointError, ConfigError, ConnectivityError, DataError, MaskConnectError
 from maskconnect.models import resnet, resnext
+from maskconnect.ship.saved import load, save
 
 __version__ = "0.1.0"
 
@@ -22,9 +24,12 @@ __all__ = [
     "attach",
     "count_parameters",
     "freeze",
+    "load",
     "param_groups",
+    "prune",
     "resnet",
     "resnext",
     "rewire",
+    "save",
     "wiring_of",
 ]

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     for folder in folders:
         print(f"  {folder}")
     print("\nNext:")
-    for words in (f"evaluate {folders[-1]}", "recipes", "train --help"):
+    for words in (f"prune {folders[-1]} --out slim", f"evaluate {folders[-1]}", "recipes", "train --help"):
         print(f"  {train.program()} {words}")
     return 0
 
@@ -83,15 +83,15 @@ def show_comparison(summaries: list[dict[str, Any]]) -> None:
 
 def prune_and_show(folder: Path, how: Any) -> None:
     """Prune the learned network, and compare what it computes with what it did."""
-    from maskconnect.core.loop import wiring_of
+    from maskconnect.core.loop import masks_of, wiring_of
     from maskconnect.core.prune import difference, prune, pruned_parameters
     from maskconnect.training.again import load_run
 
     network, images, _ = load_run(folder, how)
     x, _ = next(iter(images.test.epoch(0)))
-    slim = prune(network, x)
+    slim = prune(network, x, merge=False)
     wiring, counts = wiring_of(network), pruned_parameters(network)
-    kept = sum(1 for name, _ in slim.named_modules() if name.count(".") == 2 and name.startswith("stack.blocks."))
+    kept = sum(on for masks in masks_of(network) for on in masks.settled().alive)
     print("\nThe learned wiring:")
     for block, sources in enumerate(wiring):
         reads = "the stem" if not sources else " and ".join(map(str, sources))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -59,6 +60,35 @@ def stacks_of(model: nn.Module) -> list[tuple[str, MaskedStack]]:
                 "so none can be taken out. Only a network that is built with mc.MaskedStack can be pruned."
             )
     return found
+
+
+Way = frozenset[tuple[MaskedStack, int]]
+"""Modules of stacks, each a stack and a flat number, that must all stay for what is inside of the innermost to stay."""
+
+
+def weights_by_ways(model: nn.Module) -> dict[frozenset[Way], int]:
+    """How many weights stay together, whatever the wiring: those of one entry stay where any of its ways does."""
+    ways: dict[nn.Parameter, set[Way]] = {}
+
+    def walk(part: nn.Module, way: Way) -> None:
+        stacks: list[MaskedStack] = []
+
+        def nothing(stack: MaskedStack) -> Sequence[bool]:
+            stacks.append(stack)
+            return [False] * len(stack.flat())
+
+        for inner in _kept(part, nothing):
+            for p in inner.parameters(recurse=False):
+                ways.setdefault(p, set()).add(way)
+        for stack in stacks:
+            for number, block in enumerate(stack.flat()):
+                walk(block, way | {(stack, number)})
+
+    walk(model, frozenset())
+    sizes: Counter[frozenset[Way]] = Counter()
+    for p, found in ways.items():
+        sizes[frozenset(found)] += p.numel()
+    return dict(sizes)
 
 
 def _read_or_last(stack: MaskedStack) -> Sequence[bool]:

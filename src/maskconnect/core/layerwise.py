@@ -54,3 +54,13 @@ class LayerAggregation(nn.Module, ABC):
             alive: which branches can reach the output.
             readers: those that need an input, in order.
         """
+
+    @abstractmethod
+    def plain(self, layer: int, outputs: Mapping[int, Any], rows: Sequence[tuple[int, ...]]) -> list[Any]:
+        """The input of readers of a frozen stack in eval mode, in operations that `torch.fx` can trace.
+
+        Args:
+            layer: the number of the layer that is read.
+            outputs: what those of its branches have returned that can reach the output, by branch.
+            rows: which branches each reader reads; no two are the same.
+        """

@@ -126,6 +126,16 @@ class ConnectivityMasks(nn.Module):
         if not self.is_frozen:
             self._fix(self.top().mask_TS)
 
+    def fix(self, sources: Sources) -> None:
+        """Fix the binary masks to a given wiring, of the same fan-in."""
+        for target, expected in zip(self.layout.targets, self._fan_in_T.tolist(), strict=True):
+            if len(sources[target]) != expected or not set(sources[target]) <= set(self.candidates[target]):
+                raise ConnectivityError(
+                    f"{self.layout.name(target)} cannot read {list(sources[target])}: its fan-in is {expected}, and it "
+                    f"may read {list(self.candidates[target])}."
+                )
+        self._fix(write_mask(sources, self.layout, self.candidates))
+
     def _fix(self, mask_TS: Tensor) -> None:
         self.binary.copy_(mask_TS)
         self.frozen.fill_(True)

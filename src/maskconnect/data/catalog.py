@@ -21,6 +21,8 @@ ABOUT = {
     "folder": "images of your own: train/<class>/ and val/<class>/",
 }
 NAMES = tuple(ABOUT)
+SIDES = {"digits": 8, "cifar10": 32, "cifar100": 32, "fashion-mnist": 28}
+"""How large the images are, where all are of one size: their height and their width."""
 
 
 def load(

@@ -20,11 +20,16 @@ from maskconnect.errors import ConfigError, DataError, integer, need
 Pixels = NDArray[np.uint8]  # H x W x 3, red, green and blue
 
 
-def decode(path: Path) -> Pixels:
+REMEDY = "get it anew, remove it, or read the set with skip_unreadable=True"
+"""What to do about a file of a set that is no image."""
+
+
+def decode(path: Path, *, remedy: str = REMEDY) -> Pixels:
     """The image in a file, of whatever kind it is, as red, green and blue: uint8, H x W x 3.
 
     Grey becomes three equal channels, inks become light, transparency is left out, and of 16 bits the upper 8 remain.
-    The content of a file decides what it is, not its suffix: ImageNet has a PNG that is called .JPEG.
+    The content of a file decides what it is, not its suffix: ImageNet has a PNG that is called .JPEG. `remedy` is what
+    the error advises where there is no image.
     """
     # The orientation that a camera notes in EXIF is ignored: training sets are used as stored, also for the
     # accuracies that others report.
@@ -33,7 +38,7 @@ def decode(path: Path) -> Pixels:
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}); put the image there, or remove its name.") from None
     image_HW3 = with_simplejpeg(data)
-    return with_pillow(data, str(path)) if image_HW3 is None else image_HW3
+    return with_pillow(data, str(path), remedy) if image_HW3 is None else image_HW3
 
 
 def decoder_name() -> str:
@@ -59,8 +64,8 @@ def with_simplejpeg(data: bytes) -> Pixels | None:
     return image_HW3
 
 
-def with_pillow(data: bytes, name: str) -> Pixels:
-    """The image in any JPEG or PNG; `name` is for the error if there is none."""
+def with_pillow(data: bytes, name: str, remedy: str = REMEDY) -> Pixels:
+    """The image in any JPEG or PNG; `name` and `remedy` are for the error if there is none."""
     pillow = need("PIL.Image", extra="data")
     try:
         with pillow.open(io.BytesIO(data), formats=("JPEG", "PNG")) as image:
@@ -71,10 +76,7 @@ def with_pillow(data: bytes, name: str) -> Pixels:
     except Exception as error:  # on damaged files Pillow raises nearly anything: OSError, SyntaxError, struct.error...
         unknown = isinstance(error, need("PIL", extra="data").UnidentifiedImageError)
         reason = "no such image begins in it" if unknown else str(error).rstrip(".") or type(error).__name__
-        raise DataError(
-            f"{name} is not a readable JPEG or PNG image ({reason}); get it anew, remove it, or "
-            "read the set with skip_unreadable=True."
-        ) from None
+        raise DataError(f"{name} is not a readable JPEG or PNG image ({reason}); {remedy}.") from None
 
 
 def resize(

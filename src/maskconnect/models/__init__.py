@@ -1,11 +1,17 @@
 """The networks of the paper: a description (a spec) a family, and `build`, which makes the network of any."""
 
-from maskconnect.errors import ConfigError
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from maskconnect.errors import ConfigError, unknown_name
 from maskconnect.models.blocks import Classifier
 from maskconnect.models.resnet import ResNetSpec, build_resnet, resnet
 from maskconnect.models.resnext import ResNeXtSpec, build_resnext, resnext
 
-__all__ = ["Classifier", "ResNeXtSpec", "ResNetSpec", "build", "resnet", "resnext"]
+__all__ = ["Classifier", "ResNeXtSpec", "ResNetSpec", "build", "read_spec", "resnet", "resnext"]
+
+FAMILIES: dict[str, type[ResNetSpec] | type[ResNeXtSpec]] = {spec.FAMILY: spec for spec in (ResNetSpec, ResNeXtSpec)}
 
 
 def build(spec: ResNetSpec | ResNeXtSpec) -> Classifier:
@@ -15,3 +21,17 @@ def build(spec: ResNetSpec | ResNeXtSpec) -> Classifier:
     if isinstance(spec, ResNeXtSpec):
         return build_resnext(spec)
     raise ConfigError(f"spec is a {type(spec).__name__}; it must be one of ResNetSpec, ResNeXtSpec.")
+
+
+def read_spec(found: Mapping[str, Any]) -> ResNetSpec | ResNeXtSpec:
+    """The spec that `spec.describe()` described."""
+    options = dict(found)
+    family = options.pop("family", None)
+    if family not in FAMILIES:
+        raise unknown_name("the family of networks", family, FAMILIES)
+    kind = FAMILIES[family]
+    known = {field.name for field in fields(kind)}
+    for name in options.keys() ^ known:
+        what = "is not known" if name in options else "is missing"
+        raise ConfigError(f"{name} {what} in the description of a {family}.")
+    return kind(**options)

@@ -7,12 +7,13 @@ ResNeXt paper's own code; the ResNet-50 whose 76.15 % our paper starts from does
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from maskconnect.core.align import align
+if TYPE_CHECKING:
+    from maskconnect.models.spec import Spec
 
 
 def conv(inputs: int, outputs: int, kernel: int, stride: int = 1, *, branches: int = 1) -> nn.Conv2d:
@@ -59,16 +60,13 @@ class Residual(nn.Module):
 class ZeroPadding(nn.Module):
     """The parameter-free shortcut: every stride-th position, and channels of zeros."""
 
-    def __init__(self, channels: int, stride: int) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
-        self.channels, self.stride = channels, stride
+        self.zeros, self.stride = outputs - inputs, stride
 
     def forward(self, x: Tensor) -> Tensor:
         """x, smaller and deeper."""
-        size = [-(-length // self.stride) for length in x.shape[2:]]
-        y = align(x, torch.Size([x.shape[0], self.channels, *size]))
-        assert y is not None
-        return y
+        return F.pad(x[:, :, :: self.stride, :: self.stride], [0, 0, 0, 0, 0, self.zeros])
 
 
 def projection(inputs: int, outputs: int, stride: int) -> nn.Sequential:
@@ -96,10 +94,14 @@ def bottleneck(inputs: int, width: int, outputs: int, stride: int, *, branches: 
 class Classifier(nn.Module):
     """Stem, stack, global average pooling, linear classifier; `spec` says what it is."""
 
-    def __init__(self, spec: object, stem: nn.Module, stack: nn.Module, features: int, num_classes: int) -> None:
+    def __init__(self, spec: Spec, stem: nn.Module, stack: nn.Module, features: int, num_classes: int) -> None:
         super().__init__()
         self.spec, self.stem, self.stack = spec, stem, stack
         self.classifier = nn.Linear(features, num_classes)
+
+    def describe(self) -> dict[str, Any]:
+        """What it is, as plain data."""
+        return self.spec.describe()
 
     def forward(self, x: Tensor) -> Tensor:
         """The scores of all classes, for images N x channels x H x W."""

@@ -9,7 +9,11 @@ Branches come and go as dicts by their number in the module, because those that 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -83,6 +87,11 @@ class SharedProjection(nn.Module):
         normed: Branches = self.norm({k: self.conv(x) for k, x in xs.items()}, alive)
         return normed
 
+    def plain(self, x: Tensor) -> Tensor:
+        """S(x) of one branch in eval mode."""
+        y: Tensor = self.norm.norm(self.conv(x))
+        return y
+
 
 class JoinedBranches(LayerAggregation):
     """What the three ways to join branches have in common: the shortcut of each module."""
@@ -99,6 +108,18 @@ class JoinedBranches(LayerAggregation):
         xs = {k: x for k, (_, x) in outputs.items()}
         key = str(layer)
         return residual, self.shortcuts[key](xs, alive) if key in self.shortcuts else xs
+
+    def plain_parts(self, layer: int, outputs: Mapping[int, tuple[Tensor, Tensor]]) -> tuple[Branches, Branches]:
+        """The same in eval mode; branches that read the same have one shortcut, which is computed once."""
+        residual = {k: y for k, (y, _) in outputs.items()}
+        project: Callable[[Tensor], Tensor] = _same
+        if str(layer) in self.shortcuts:
+            project = cast(SharedProjection, self.shortcuts[str(layer)]).plain
+        made: dict[int, Tensor] = {}
+        for _, x in outputs.values():
+            if id(x) not in made:
+                made[id(x)] = project(x)
+        return residual, {k: made[id(x)] for k, (_, x) in outputs.items()}
 
 
 class ResidualSum(JoinedBranches):
@@ -118,6 +139,22 @@ class ResidualSum(JoinedBranches):
             sums = self.norms[layer](sums, {j for j, reader in enumerate(readers) if reader.alive})
         return [F.relu(sums[j] + reader.total(shortcut, reader.fan_in)) for j, reader in enumerate(readers)]
 
+    def plain(
+        self, layer: int, outputs: Mapping[int, tuple[Tensor, Tensor]], rows: Sequence[tuple[int, ...]]
+    ) -> list[Tensor]:
+        """The input of every reader in eval mode."""
+        residual, shortcut = self.plain_parts(layer, outputs)
+        if self.norms or len(rows) == 1:
+            norm = cast(SharedBatchNorm, self.norms[layer]).norm if self.norms else _same
+            sums = [norm(_sum([residual[k] for k in row])) for row in rows]
+            return [F.relu(_with_mean(y, [shortcut[k] for k in row])) for y, row in zip(sums, rows, strict=True)]
+        # The readers of a branch share the sum of its residual and its part of their shortcuts.
+        part = {
+            (k, n): _with_mean(residual[k], [shortcut[k]], n)
+            for k, n in dict.fromkeys((k, len(row)) for row in rows for k in row)
+        }
+        return [F.relu(_sum([part[k, len(row)] for k in row])) for row in rows]
+
 
 class BlockTotal(JoinedBranches):
     """The mean, or the sum, of whole blocks."""
@@ -133,3 +170,29 @@ class BlockTotal(JoinedBranches):
         residual, shortcut = self.parts(layer, outputs, alive)
         blocks = {k: F.relu(residual[k] + shortcut[k]) for k in residual}
         return [reader.total(blocks, reader.fan_in if self.mean else 1) for reader in readers]
+
+    def plain(
+        self, layer: int, outputs: Mapping[int, tuple[Tensor, Tensor]], rows: Sequence[tuple[int, ...]]
+    ) -> list[Tensor]:
+        """The input of every reader in eval mode."""
+        residual, shortcut = self.plain_parts(layer, outputs)
+        blocks = {k: F.relu(residual[k] + shortcut[k]) for k in residual}
+        sums = [_sum([blocks[k] for k in row]) for row in rows]
+        return [x / len(row) if self.mean and len(row) > 1 else x for x, row in zip(sums, rows, strict=True)]
+
+
+def _sum(xs: Sequence[Tensor]) -> Tensor:
+    return reduce(operator.add, xs)
+
+
+def _with_mean(y: Tensor, xs: Sequence[Tensor], count: int | None = None) -> Tensor:
+    """y and the sum of xs, which is divided by their count, or by that given."""
+    times = Counter(map(id, xs))
+    for x in {id(x): x for x in xs}.values():
+        share = times[id(x)] / (count or len(xs))
+        y = torch.add(y, x, alpha=share) if share != 1 else y + x
+    return y
+
+
+def _same(x: Tensor) -> Tensor:
+    return x

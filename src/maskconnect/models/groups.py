@@ -41,6 +41,10 @@ class GroupedBatchNorm2d(nn.BatchNorm2d):
             track_(self, statistics)
         return y
 
+    def make_plain_(self) -> None:
+        """Become the nn.BatchNorm2d that this is in eval mode."""
+        self.__class__ = nn.BatchNorm2d  # type: ignore[assignment]
+
     def extra_repr(self) -> str:
         """As in nn.BatchNorm2d, and the group."""
         return f"{super().extra_repr()}, group={self.group}"  # type: ignore[no-untyped-call]

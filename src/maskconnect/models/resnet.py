@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -28,6 +28,8 @@ BOTTLENECK = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 @dataclass(frozen=True, kw_only=True)
 class ResNetSpec(Spec):
     """Which ResNet."""
+
+    FAMILY: ClassVar[str] = "resnet"
 
     @property
     def stages(self) -> tuple[int, ...]:
@@ -54,7 +56,7 @@ def build_resnet(spec: ResNetSpec) -> Classifier:
             )
             shortcut: nn.Module = nn.Identity()
             if inputs != outputs:
-                shortcut = projection(inputs, outputs, stride) if imagenet else ZeroPadding(outputs, stride)
+                shortcut = projection(inputs, outputs, stride) if imagenet else ZeroPadding(inputs, outputs, stride)
             blocks.append(Residual(layers, shortcut))
             inputs = outputs
     stack = MaskedStack(

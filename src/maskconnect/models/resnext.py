@@ -43,6 +43,7 @@ NORMS = ("branch", "sum")
 class ResNeXtSpec(Spec):
     """Which ResNeXt: {depth, width, cardinality} and how its branches are joined."""
 
+    FAMILY: ClassVar[str] = "resnext"
     AGGREGATIONS: ClassVar[tuple[str, ...]] = ("residual", "mean", "sum")
 
     width: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from maskconnect.errors import ConfigError, integer, unknown_name
@@ -14,6 +14,7 @@ from maskconnect.models.blocks import STEMS
 class Spec:
     """The part of a description that is the same for every family. `connectivity` is that of `mc.MaskedStack`."""
 
+    FAMILY: ClassVar[str]
     AGGREGATIONS: ClassVar[tuple[str, ...]] = ("mean", "sum")
 
     depth: int
@@ -32,6 +33,10 @@ class Spec:
         one_of("stem", self.stem, STEMS)
         one_of("aggregation", self.aggregation, self.AGGREGATIONS)
         object.__setattr__(self, "connectivity", _unchanging(self.connectivity))
+
+    def describe(self) -> dict[str, Any]:
+        """The spec as plain data; `maskconnect.models.read_spec` reads it back."""
+        return {"family": self.FAMILY, **asdict(self)}
 
     def modules_per_stage(self, layers_per_block: int, imagenet: Mapping[int, tuple[int, ...]]) -> tuple[int, ...]:
         """How many modules each stage has: n, n, n for CIFAR and Mini-ImageNet, where the depth is 3*layers*n + 2."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from maskconnect.errors import CheckpointError
+from maskconnect.recipes.schema import Recipe
 from maskconnect.training import images, options
 from maskconnect.training.evaluate import predict
-from maskconnect.training.folder import DATA, INPUT, MODEL, RunFolder
+from maskconnect.training.folder import CLASSES, DATA, INPUT, MODEL, RunFolder
 from maskconnect.training.images import Prepared
 from maskconnect.training.network import make_network
 from maskconnect.training.options import Machine, Options
@@ -25,15 +27,47 @@ def evaluate_run(path: Path, how: Options) -> tuple[dict[str, float], int]:
 
 def load_run(path: Path, how: Options) -> tuple[nn.Module, Prepared, Machine]:
     """The trained network of a run, and its images."""
-    folder = RunFolder(path)
-    folder.summary()  # says what is wrong where the run has not ended
+    folder = ended(path)
     recipe, machine = folder.recipe(), options.prepare(how)
-    prepared = images.prepare(recipe, how, machine.device, mean=folder.tensors(INPUT)["mean"])
+    prepared = images.prepare(recipe, how, machine.device, mean=trained_mean(folder))
     prepared.compare(folder.json(DATA))
-    network = make_network(recipe, len(prepared.classes), prepared.channels, machine)
+    network = trained_network(folder, recipe, len(prepared.classes), prepared.channels, machine)
+    return network, prepared, machine
+
+
+def ended(path: Path) -> RunFolder:
+    """The folder of a run that has ended; an error says what is wrong where it has not."""
+    folder = RunFolder(path)
+    folder.summary()
+    return folder
+
+
+def trained_mean(folder: RunFolder) -> Tensor:
+    """What the network of a run wants to be subtracted from every image."""
+    found = folder.tensors(INPUT)
+    if "mean" not in found:
+        raise CheckpointError(f"{folder.path / INPUT} has no mean in it; it is of another program.")
+    return found["mean"]
+
+
+def trained_classes(folder: RunFolder) -> tuple[str, ...]:
+    """The names of the classes that a run has learned to tell apart."""
+    found = folder.json(CLASSES)
+    if not isinstance(found, list) or not found or not all(isinstance(name, str) for name in found):
+        raise CheckpointError(f"{folder.path / CLASSES} is no list of names; it is damaged.")
+    data = folder.json(DATA)
+    if not isinstance(data, dict) or data.get("classes") != found:
+        raise CheckpointError(f"{folder.path / CLASSES} and {DATA} beside it name different classes; one is damaged.")
+    return tuple(found)
+
+
+def trained_network(folder: RunFolder, recipe: Recipe, classes: int, channels: int, machine: Machine) -> nn.Module:
+    """The network of a run, as it ended; torch's random numbers go on as if it had not been built."""
+    with torch.random.fork_rng(devices=[]):
+        network = make_network(recipe, classes, channels, machine)
     try:
         network.load_state_dict(folder.tensors(MODEL))
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
-        raise CheckpointError(f"{path / MODEL} does not fit the recipe beside it: {reason}") from None
-    return network.eval(), prepared, machine
+        raise CheckpointError(f"{folder.path / MODEL} does not fit the recipe beside it: {reason}") from None
+    return network.eval()

@@ -16,7 +16,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -58,6 +57,8 @@ def fsync_folder(path: Path) -> None:
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
     """Write tensors as a safetensors file, which any reader of that format reads; ours also checks a checksum in it."""
+    import safetensors.torch  # here, so that `import maskconnect` need not wait for it
+
     content = safetensors.torch.save(_separate(tensors))
     header, start = _header(content)
     header["__metadata__"] = {**(metadata or {}), "sha256": ""}
@@ -74,6 +75,8 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
         content = path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read ({error.strerror}); name a file of saved tensors.") from None
+    import safetensors.torch
+
     try:
         header, start = _header(content)
         metadata = header.get("__metadata__", {})

@@ -15,7 +15,7 @@ from maskconnect.data.batches import Pictures
 from maskconnect.data.sets import Arrays, Images
 from maskconnect.recipes.schema import Recipe
 from maskconnect.training.evaluate import Predictions
-from maskconnect.training.folder import INPUT, MODEL, PREDICTIONS, RunFolder
+from maskconnect.training.folder import CLASSES, INPUT, MODEL, PREDICTIONS, RunFolder
 from maskconnect.training.images import Prepared
 from maskconnect.training.state import State
 
@@ -34,7 +34,7 @@ def finish(
     folder.write_tensors(MODEL, {name: value.cpu() for name, value in network.state_dict().items()})
     folder.write_tensors(INPUT, {"mean": images.mean.cpu()})
     folder.write_tensors(PREDICTIONS, _predictions(predictions, images.test.images))
-    folder.write_json("final/classes.json", list(images.classes))
+    folder.write_json(CLASSES, list(images.classes))
     summary = summarise(recipe, state, predictions)
     folder.write_json("summary.json", summary)
     return summary

@@ -33,7 +33,7 @@ from maskconnect.training.files import TEMPORARY, load_tensors, save_tensors, wr
 from maskconnect.training.options import Options
 
 MODEL, INPUT, PREDICTIONS = "final/model.safetensors", "final/input.safetensors", "final/predictions.safetensors"
-DATA = "data.json"
+DATA, CLASSES = "data.json", "final/classes.json"
 
 
 class RunFolder:

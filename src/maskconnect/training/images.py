@@ -105,6 +105,11 @@ def read(data: Data, root: Path | None) -> Splits:
     return replace(splits, train=train, test=test)
 
 
+def averaged(image_NCHW: Tensor, side: int) -> Tensor:
+    """Bytes that are means over squares of the old ones, whose side divides those of the images."""
+    return image_NCHW if side == 1 else F.avg_pool2d(image_NCHW.float(), side).round().byte()
+
+
 def chosen(images: Images, count: int, what: str) -> Images:
     """So many images, of every class alike."""
     if count > len(images):
@@ -132,5 +137,4 @@ def _shrunk(images: Images, side: int) -> Images:
     if any(length % side for length in images.images.shape[2:]):
         size = "x".join(map(str, images.images.shape[2:]))
         raise ConfigError(f"data.shrink is {side}, which does not divide images of {size}.")
-    small = [F.avg_pool2d(part.float(), side).round().byte() for part in torch.split(images.images, 4096)]
-    return replace(images, images=torch.cat(small))
+    return replace(images, images=torch.cat([averaged(part, side) for part in torch.split(images.images, 4096)]))

@@ -1,0 +1,71 @@
+"""`maskconnect export`: a trained network for programs that know nothing of maskconnect."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from maskconnect.cli.verb import add_verb
+from maskconnect.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from maskconnect.ship.saved import Saved
+
+
+def add_to(commands: argparse._SubParsersAction[Any]) -> None:
+    """Add `export` to the command line."""
+    about = "a trained network as ONNX, or as a program of torch.export"
+    example = "export runs/quick-cifar10-seed0 --onnx cifar10.onnx\n  maskconnect export saved --pt2 network.pt2"
+    parser = add_verb(commands, "export", run, about, example)
+    parser.add_argument("folder", metavar="DIR", type=Path, help="a run that has ended, or a saved network")
+    parser.add_argument("--onnx", type=Path, metavar="FILE", help="write ONNX, for onnxruntime and others")
+    parser.add_argument("--pt2", type=Path, metavar="FILE", help="write a program for torch.export.load")
+    parser.add_argument("--input", metavar="CxHxW", help="the shape of an image, where the folder does not say it")
+    parser.add_argument("--overwrite", action="store_true", help="replace files that exist")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Export, and print what came of it."""
+    if args.onnx is None and args.pt2 is None:
+        raise ConfigError("nothing says what to write; add --onnx FILE, --pt2 FILE, or both.")
+    from maskconnect.core.loop import masks_of
+    from maskconnect.ship.checked import checked_place
+    from maskconnect.ship.export import export_onnx, export_pt2
+    from maskconnect.ship.trained import open_folder
+
+    wanted = [(how, path) for how, path in ((export_onnx, args.onnx), (export_pt2, args.pt2)) if path is not None]
+    for _, path in wanted:
+        checked_place(path, overwrite=args.overwrite)
+    saved = open_folder(args.folder)
+    example = _example(saved, args.input)
+    shape = "x".join(map(str, example.shape[1:]))
+    for how, path in wanted:
+        apart = how(
+            saved.network,
+            example,
+            path,
+            classes=saved.classes,
+            preprocessing=saved.preprocessing,
+            overwrite=args.overwrite,
+        )
+        size = path.stat().st_size / 1e6
+        print(f"{path}   {size:.2f} MB   images Nx{shape}   differs from torch by {apart:.1e} of the largest score")
+    if masks_of(saved.network):
+        print("the network was frozen, not pruned: what cannot reach its output is left out, batch norms are folded in")
+
+
+def _example(saved: Saved, given: str | None) -> Tensor:
+    """Images of the shape that the network reads."""
+    import torch
+
+    if given is not None:
+        sides = given.split("x")
+        if len(sides) != 3 or not all(side.isascii() and side.isdigit() and int(side) for side in sides):
+            raise ConfigError(f"--input is {given!r}; it must be channels, height and width, such as 3x32x32.")
+        return torch.zeros(2, *map(int, sides))
+    if saved.preprocessing is None:
+        raise ConfigError("the folder does not say what images its network reads; add their shape: --input 3x32x32")
+    return torch.zeros(2, saved.preprocessing.channels, saved.preprocessing.size, saved.preprocessing.size)

@@ -1,0 +1,59 @@
+"""`maskconnect predict`: what a trained network takes pictures for."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from maskconnect.cli.verb import add_verb
+
+if TYPE_CHECKING:
+    from maskconnect.ship.predict import Prediction
+
+
+def add_to(commands: argparse._SubParsersAction[Any]) -> None:
+    """Add `predict` to the command line."""
+    about = "the likeliest classes of pictures in files"
+    example = "predict runs/quick-cifar10-seed0 cat.jpg dog.png\n  maskconnect predict saved *.jpg --top 1 --json"
+    parser = add_verb(commands, "predict", run, about, example)
+    parser.add_argument("folder", metavar="DIR", type=Path, help="a run that has ended, or a saved network")
+    parser.add_argument("images", metavar="IMAGE", type=Path, nargs="+", help="JPEG and PNG files, of any size")
+    parser.add_argument("--top", type=int, default=5, metavar="N", help="how many classes to show (default: 5)")
+    parser.add_argument("--device", default="auto", metavar="NAME", help="cpu, cuda, ... (default: a GPU if any)")
+    parser.add_argument("--json", action="store_true", help="print a line of JSON an image")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Predict and print, image by image; 2 if some of them could not be read."""
+    from maskconnect.ship.predict import predict_files
+    from maskconnect.ship.trained import open_folder
+
+    bad = 0
+    for found in predict_files(open_folder(args.folder), args.images, top=args.top, device=args.device):
+        if found.problem is not None:
+            bad += 1
+            sys.stdout.flush()  # so that lines come in order where both go to the same place
+            print(f"error: {found.problem}", file=sys.stderr, flush=True)
+        if args.json:
+            print(json.dumps(_plain(found)))
+        elif found.problem is None:
+            _show(found)
+    return 2 if bad else 0
+
+
+def _plain(found: Prediction) -> dict[str, Any]:
+    if found.problem is not None:
+        return {"image": str(found.path), "error": found.problem}
+    likely = [{"class": each.number, "name": each.name, "probability": each.probability} for each in found.likely]
+    return {"image": str(found.path), "predictions": likely}
+
+
+def _show(found: Prediction) -> None:
+    names = [f"class {each.number}" if each.name is None else each.name for each in found.likely]
+    width = max(map(len, names))
+    print(found.path)
+    for name, each in zip(names, found.likely, strict=True):
+        print(f"  {name:<{width}}  {100 * each.probability:6.2f} %")

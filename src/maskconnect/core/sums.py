@@ -1,0 +1,185 @@
+"""Sums in a graph: what they are of, those parts that several share, and results written over what nobody needs."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from itertools import combinations
+from typing import Any, cast
+
+import torch
+from torch import fx, nn
+from torch.nn import functional as F
+
+Term = tuple[fx.Node, float]
+"""A node, and by what it is multiplied."""
+
+FRESH = (nn.modules.conv._ConvNd, nn.modules.batchnorm._BatchNorm)
+"""Modules whose output is a new tensor that their backward pass does not need."""
+
+
+def operands(node: fx.Node) -> tuple[Term, Term] | None:
+    """What an addition adds; None of all else."""
+    if node.op != "call_function" or node.target not in (operator.add, torch.add) or len(node.args) != 2:
+        return None
+    a, b = node.args
+    if not isinstance(a, fx.Node) or not isinstance(b, fx.Node):
+        return None
+    alpha = node.kwargs.get("alpha", 1.0)
+    assert isinstance(alpha, int | float)
+    return (a, 1.0), (b, float(alpha))
+
+
+def terms_of(node: fx.Node) -> list[Term]:
+    """All that a sum is of, through the sums in it that nothing else reads."""
+    parts = operands(node)
+    assert parts is not None
+    found: list[Term] = []
+    for part, factor in parts:
+        inner = operands(part) is not None and len(part.users) == 1 and factor == 1
+        found += terms_of(part) if inner else [(part, factor)]
+    return found
+
+
+def sums_of(graph: fx.Graph) -> list[fx.Node]:
+    """The sums that are not a part of another alone."""
+    return [
+        node
+        for node in graph.nodes
+        if operands(node) is not None and not (len(node.users) == 1 and any(_takes(user, node) for user in node.users))
+    ]
+
+
+def _takes(user: fx.Node, node: fx.Node) -> bool:
+    parts = operands(user)
+    return parts is not None and (node, 1.0) in parts
+
+
+def write(graph: fx.Graph, terms: Iterable[Term]) -> fx.Node:
+    """Add terms up, one after the other, where the graph is being written."""
+    (x, factor), *others = sorted(terms, key=lambda term: term[1] != 1)
+    assert factor == 1, "a sum begins with a term that is not multiplied"
+    for y, factor in others:
+        if factor == 1:
+            x = graph.call_function(operator.add, (x, y))
+        else:
+            x = graph.call_function(torch.add, (x, y), {"alpha": factor})
+    return x
+
+
+def replace(graph: fx.Graph, old: fx.Node, terms: Sequence[Term]) -> fx.Node:
+    """Write a sum anew in the place of an old one."""
+    with graph.inserting_before(old):
+        new = write(graph, terms)
+    old.replace_all_uses_with(new)
+    return new
+
+
+def pad_once_(network: fx.GraphModule) -> None:
+    """Add up what is subsampled and padded alike before the padding, not after it."""
+    graph = network.graph
+    for root in sums_of(graph):
+        alike: dict[Any, list[fx.Node]] = {}
+        terms = terms_of(root)
+        for node, factor in terms:
+            if factor == 1 and node.op == "call_function" and node.target is F.pad:
+                view = node.args[0]
+                how = view.args[1:] if isinstance(view, fx.Node) and view.target is operator.getitem else ()
+                alike.setdefault(repr((node.args[1:], node.kwargs, how)), []).append(node)
+        for nodes in alike.values():
+            if len(nodes) > 1:
+                with graph.inserting_before(root):
+                    inner = write(graph, [(cast(fx.Node, node.args[0]), 1.0) for node in nodes])
+                    padded = graph.call_function(F.pad, (inner, *nodes[0].args[1:]), nodes[0].kwargs)
+                terms = [(padded, 1.0), *((node, factor) for node, factor in terms if node not in nodes)]
+        if len(terms) == 1:
+            root.replace_all_uses_with(terms[0][0])
+        elif any(len(nodes) > 1 for nodes in alike.values()):
+            replace(graph, root, terms)
+    graph.eliminate_dead_code()
+
+
+def share_(network: fx.GraphModule) -> None:
+    """Add up once what several sums have in common: the commonest pair first, then the commonest of what is left."""
+    graph = network.graph
+    roots = sums_of(graph)
+    before = [terms_of(root) for root in roots]
+    sums = [list(terms) for terms in before]
+    place = {node: number for number, node in enumerate(graph.nodes)}
+    last = dict(enumerate(graph.nodes))  # what was written last at each place
+    while True:
+        pairs = Counter(pair for terms in sums for pair in combinations(_simple(terms, place), 2))
+        best = max(pairs, key=pairs.__getitem__, default=None)
+        if best is None or pairs[best] < 2:
+            break
+        where = max(place[node] for node in best)
+        with graph.inserting_after(last[where]):
+            new = last[where] = graph.call_function(operator.add, best)
+        place[new] = where
+        for terms in sums:
+            if all((node, 1.0) in terms for node in best):
+                for node in best:
+                    terms.remove((node, 1.0))
+                terms.append((new, 1.0))
+    for root, old, terms in zip(roots, before, sums, strict=True):
+        if terms != old:
+            replace(graph, root, terms)
+    graph.eliminate_dead_code()
+
+
+def _simple(terms: Sequence[Term], place: dict[fx.Node, int]) -> list[fx.Node]:
+    """The terms that are not multiplied, each once, in the order of the graph."""
+    return sorted({node for node, factor in terms if factor == 1}, key=lambda node: (place[node], node.name))
+
+
+def write_over_(network: fx.GraphModule) -> None:
+    """Let sums, quotients and activations take the place of a new tensor that nothing else reads."""
+    for node in network.graph.nodes:
+        if node.op != "call_function" or node.target not in IN_PLACE or not isinstance(node.args[0], fx.Node):
+            continue
+        parts = operands(node)
+        if parts is not None and not _is_free(network, parts[0][0]) and _is_free(network, parts[1][0]):
+            if parts[1][1] != 1:
+                continue
+            node.args = (parts[1][0], parts[0][0])
+        if _is_free(network, node.args[0]):
+            IN_PLACE[node.target](node)
+
+
+def _is_free(network: fx.GraphModule, node: Any) -> bool:
+    """Whether a tensor is new, and is read here alone."""
+    if not isinstance(node, fx.Node) or len(node.users) != 1:
+        return False
+    if node.op == "call_module":
+        return isinstance(network.get_submodule(str(node.target)), FRESH)
+    return node.op == "call_function" and node.target in (
+        operator.add,
+        torch.add,
+        operator.iadd,
+        operator.truediv,
+        F.pad,
+    )
+
+
+def _to(function: Callable[..., Any], **options: Any) -> Callable[[fx.Node], None]:
+    def change(node: fx.Node) -> None:
+        node.target = function
+        node.kwargs = {**node.kwargs, **options}
+
+    return change
+
+
+def _multiplied(node: fx.Node) -> None:
+    if node.kwargs:
+        node.op, node.target = "call_method", "add_"
+    else:
+        node.target = operator.iadd
+
+
+IN_PLACE: dict[Any, Callable[[fx.Node], None]] = {
+    operator.add: _to(operator.iadd),
+    torch.add: _multiplied,
+    operator.truediv: _to(operator.itruediv),
+    F.relu: _to(F.relu, inplace=True),
+}

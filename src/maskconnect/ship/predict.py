@@ -1,0 +1,108 @@
+"""What a network takes the pictures in some files for.
+
+Shape letters: N pictures, R ranks (the likeliest classes, best first).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from maskconnect.errors import CheckpointError, ConfigError, DataError, integer
+from maskconnect.ship.preprocessing import Preprocessing
+from maskconnect.ship.saved import Saved
+from maskconnect.training.evaluate import TOP, evaluating
+from maskconnect.training.options import device_of
+
+BATCH = 32
+"""How many pictures go through the network at a time."""
+
+
+@dataclass(frozen=True)
+class Likely:
+    """A class that a picture may be of."""
+
+    number: int
+    name: str | None  # where the classes have names
+    probability: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a picture is taken for: the likeliest classes, best first; or what is wrong with the file."""
+
+    path: Path
+    likely: tuple[Likely, ...] = ()
+    problem: str | None = None
+
+
+def predict_files(
+    saved: Saved, paths: Iterable[Path], *, top: int = TOP, batch: int = BATCH, device: str = "cpu"
+) -> Iterator[Prediction]:
+    """The likeliest classes of the picture in each file, in order; `batch` pictures are in memory at a time.
+
+    A file that cannot be read does not end it: its prediction says what the problem is.
+    """
+    for name, value in (("top", top), ("batch", batch)):
+        if integer(name, value) < 1:
+            raise ConfigError(f"{name} is {value}; it must be 1 or more.")
+    if saved.preprocessing is None:
+        raise ConfigError(
+            "this network was saved without its preprocessing, so nothing says how to read pictures; save it again by "
+            "mc.save(model, folder, preprocessing=...), or name the folder of its run."
+        )
+    return _in_batches(saved, saved.preprocessing, iter(paths), top, batch, device_of(device))
+
+
+def _in_batches(
+    saved: Saved, preprocessing: Preprocessing, paths: Iterator[Path], top: int, batch: int, device: torch.device
+) -> Iterator[Prediction]:
+    saved.network.to(device)
+    while some := list(islice(paths, batch)):
+        read = [_read(path, preprocessing) for path in some]
+        found: Iterator[tuple[Likely, ...]] = iter(())
+        if pictures := [picture for picture in read if isinstance(picture, Tensor)]:
+            found = iter(_likeliest(saved, preprocessing.prepared(torch.stack(pictures).to(device)), top))
+        for path, picture in zip(some, read, strict=True):
+            if isinstance(picture, Tensor):
+                yield Prediction(path, next(found))
+            else:
+                yield Prediction(path, problem=picture)
+
+
+def _read(path: Path, preprocessing: Preprocessing) -> Tensor | str:
+    """The bytes of a picture, or why there are none."""
+    if path.is_dir():
+        return f"{path} is a folder; name the pictures in it, such as {path}/*.png"
+    try:
+        return preprocessing.pixels(path)
+    except DataError as error:
+        return str(error)
+
+
+@torch.inference_mode()
+def _likeliest(saved: Saved, x_NCHW: Tensor, top: int) -> list[tuple[Likely, ...]]:
+    with evaluating(saved.network):
+        scores = saved.network(x_NCHW)
+    if scores.dim() != 2 or (saved.classes is not None and scores.shape[1] != len(saved.classes)):
+        found = "x".join(map(str, scores.shape))
+        raise CheckpointError(f"the network gives {found} scores for {len(x_NCHW)} pictures; needed is one a class.")
+    if not bool(scores.isfinite().all()):
+        raise CheckpointError("the network gives scores that are not finite; its weights are of no use.")
+    probability_NR, class_NR = scores.float().softmax(dim=1).topk(min(top, scores.shape[1]))
+    return [
+        _named(numbers, probabilities, saved.classes)
+        for numbers, probabilities in zip(class_NR.tolist(), probability_NR.tolist(), strict=True)
+    ]
+
+
+def _named(
+    numbers: Sequence[int], probabilities: Sequence[float], classes: tuple[str, ...] | None
+) -> tuple[Likely, ...]:
+    ranks = zip(numbers, probabilities, strict=True)
+    return tuple(Likely(number, None if classes is None else classes[number], p) for number, p in ranks)

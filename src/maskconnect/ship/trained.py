@@ -1,0 +1,37 @@
+"""The trained network of a run, without the images that it was trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from maskconnect.core.loop import masks_of
+from maskconnect.errors import CheckpointError, ConfigError
+from maskconnect.ship import saved
+from maskconnect.ship.preprocessing import of_recipe
+from maskconnect.ship.saved import Saved
+from maskconnect.training import options
+from maskconnect.training.again import ended, trained_classes, trained_mean, trained_network
+from maskconnect.training.folder import INPUT
+from maskconnect.training.options import Options
+
+
+def from_run(path: Path, device: str = "cpu") -> Saved:
+    """The network of a run that has ended, with its classes and its preprocessing, from the files in its folder."""
+    folder = ended(path)
+    recipe, classes, mean = folder.recipe(), trained_classes(folder), trained_mean(folder)
+    try:
+        preprocessing = of_recipe(recipe, mean)
+    except ConfigError as error:
+        raise CheckpointError(f"{path / INPUT} does not fit the recipe of the run: {error}") from None
+    machine = options.prepare(Options(device=device))
+    network = trained_network(folder, recipe, len(classes), preprocessing.channels, machine)
+    kind = "frozen" if all(masks.is_frozen for masks in masks_of(network)) else "learned"
+    return Saved(network=network, kind=kind, classes=classes, preprocessing=preprocessing)
+
+
+def open_folder(path: Path) -> Saved:
+    """The network in a folder, on the CPU: that of a run, or one that was saved."""
+    if not path.is_dir():
+        found = "is no folder" if path.exists() else "does not exist"
+        raise ConfigError(f"{path} {found}; name the folder of a run, or of a saved network.")
+    return from_run(path) if (path / "recipe.toml").exists() else saved.read(path)

@@ -1,0 +1,343 @@
+"""Networks as files: what is saved comes back, and what is damaged does not."""
+
+import json
+import os
+import stat
+from functools import partial
+
+import pytest
+import torch
+from networks import conv_blocks, mlp_blocks, mlp_layers
+from torch import nn
+
+import maskconnect as mc
+from maskconnect.core.prune import difference
+from maskconnect.models.groups import GroupedBatchNorm2d, group_norms_
+from maskconnect.ship import description, saved
+from maskconnect.ship.preprocessing import Preprocessing
+
+NETWORKS = {
+    "resnet": partial(mc.resnet, 14, 7, 2, seed=5),
+    "resnet grey": partial(mc.resnet, 8, 7, 2, in_channels=1, mask_init=0.5),
+    "resnet imagenet": partial(mc.resnet, 18, 7, 2, stem="imagenet"),
+    "resnext": partial(mc.resnext, 11, 4, 4, 7, 2),
+    "resnext sum": partial(mc.resnext, 11, 4, 4, 7, 1, norm="sum"),
+    "resnext mean": partial(mc.resnext, 11, 4, 4, 7, 2, aggregation="mean", stem="mini"),
+}
+FORMS = ["learned", "frozen", "random", "pruned", "folded", "unmerged"]
+
+
+def picture(network, count=3):
+    channels = next(p for p in network.parameters() if p.dim() == 4).shape[1]
+    like = next(p for p in network.parameters() if p.dim() == 4)
+    return torch.randn(count, channels, 64, 64, dtype=like.dtype)
+
+
+def network(name, form, dtype=torch.float32):
+    torch.manual_seed(3)
+    options = {"connectivity": "random"} if form == "random" else {}
+    model = NETWORKS[name](**options).to(dtype)
+    x = picture(model)
+    model(x)
+    if form != "learned":
+        mc.freeze(model)
+    if form in ("pruned", "folded", "unmerged"):
+        model = mc.prune(model, x, fold=form == "folded", merge=form != "unmerged")
+    return model.eval()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_network_comes_back_to_the_bit(name, form, tmp_path):
+    model = network(name, form)
+    mc.save(model, tmp_path / "saved")
+    before = torch.get_rng_state()
+    loaded = mc.load(tmp_path / "saved")
+    assert torch.equal(before, torch.get_rng_state()), "loading draws no random numbers"
+    assert not any(part.training for part in loaded.modules())
+    x = picture(model)
+    assert torch.equal(loaded(x), model(x))
+    assert loaded.state_dict().keys() == model.state_dict().keys()
+    mc.save(loaded, tmp_path / "again")
+    for file in ("maskconnect.json", "model.safetensors"):
+        assert (tmp_path / "saved" / file).read_bytes() == (tmp_path / "again" / file).read_bytes()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("form", ["learned", "folded"])
+def test_numbers_keep_their_precision(form, dtype, tmp_path):
+    model = network("resnet", form, dtype)
+    mc.save(model, tmp_path)
+    loaded = mc.load(tmp_path)
+    x = picture(model)
+    assert loaded(x).dtype == dtype
+    assert torch.equal(loaded(x), model(x))
+
+
+def test_a_network_that_learns_goes_on_with_the_same_draws(tmp_path):
+    model = network("resnext", "learned")
+    mc.save(model, tmp_path)
+    loaded = mc.load(tmp_path)
+    x = picture(model)
+    for each in (model, loaded):
+        each.train()
+    for _ in range(3):
+        assert torch.equal(model(x), loaded(x))
+        assert torch.equal(model.stack.masks.binary, loaded.stack.masks.binary)
+    assert mc.count_parameters(loaded).mask_entries > 0
+
+
+def test_a_frozen_network_stays_frozen_and_keeps_its_groups_of_images(tmp_path):
+    model = network("resnet", "frozen")
+    group_norms_(model, 3)
+    mc.save(model, tmp_path)
+    loaded = mc.load(tmp_path)
+    assert loaded.stack.masks.is_frozen
+    assert mc.wiring_of(loaded) == mc.wiring_of(model)
+    norms = [part for part in loaded.modules() if isinstance(part, nn.BatchNorm2d)]
+    assert all(type(part) is GroupedBatchNorm2d and part.group == 3 for part in norms)
+    slim = mc.prune(loaded, picture(model))
+    assert all(type(part) is nn.BatchNorm2d for part in slim.modules() if isinstance(part, nn.BatchNorm2d))
+
+
+def test_files_are_plain_and_readable_by_the_group_like_any_other(tmp_path):
+    before = os.umask(0o022)
+    try:
+        mc.save(network("resnet", "folded"), tmp_path / "a" / "b", classes=["é", "b"])
+    finally:
+        os.umask(before)
+    files = sorted((tmp_path / "a" / "b").iterdir())
+    assert [file.name for file in files] == ["maskconnect.json", "model.safetensors"]
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o644}
+    found = json.loads(files[0].read_text())
+    assert found["maskconnect"] == mc.__version__
+    assert found["kind"] == "pruned"
+    assert found["architecture"]["depth"] == 14
+    assert len(found["stacks"]["stack"]["wiring"]) == 6
+    assert found["classes"] == ["é", "b"]
+
+
+def test_classes_and_preprocessing_come_back(tmp_path):
+    how = Preprocessing(channels=3, raw=(32, 32), size=16, shrink=2, mean=torch.rand(3, 16, 16))
+    mc.save(network("resnet", "folded"), tmp_path, classes=("a", "b"), preprocessing=how)
+    found = saved.read(tmp_path)
+    assert (found.kind, found.classes) == ("pruned", ("a", "b"))
+    assert found.preprocessing.describe() == how.describe()
+    assert torch.equal(found.preprocessing.mean, how.mean)
+    mc.save(network("resnet", "folded"), tmp_path)  # over it, without
+    assert saved.read(tmp_path).preprocessing is None
+    assert not (tmp_path / "input.safetensors").exists()
+
+
+def test_every_flipped_bit_is_refused(tmp_path):
+    how = Preprocessing(channels=1, raw=(8, 8), size=8, mean=torch.rand(1, 8, 8))
+    mc.save(network("resnet grey", "folded"), tmp_path, classes=["a"], preprocessing=how)
+    generator = torch.Generator().manual_seed(0)
+    for file in sorted(tmp_path.iterdir()):
+        content = file.read_bytes()
+        if file.suffix == ".json":
+            places = range(8 * len(content))
+        else:
+            places = [*range(64), *torch.randint(8 * len(content), (60,), generator=generator).tolist()]
+        places = list(places)[:: 1 + len(places) // 500]
+        for place in places:
+            flipped = bytearray(content)
+            flipped[place // 8] ^= 1 << place % 8
+            file.write_bytes(flipped)
+            with pytest.raises(mc.MaskConnectError):
+                mc.load(tmp_path)
+        for short in (content[:-1], content[:9], b"", content + b"\n"):
+            file.write_bytes(short)
+            with pytest.raises(mc.CheckpointError, match=r"damaged|which version|no safetensors"):
+                mc.load(tmp_path)
+        file.write_bytes(content)
+    mc.load(tmp_path)
+
+
+def test_weights_of_another_network_of_the_same_shape_are_refused(tmp_path):
+    mc.save(network("resnet", "folded"), tmp_path / "a")
+    torch.manual_seed(9)
+    mc.save(mc.prune(mc.resnet(14, 7, 2, connectivity="random"), torch.randn(2, 3, 32, 32), fold=True), tmp_path / "b")
+    (tmp_path / "b" / "model.safetensors").replace(tmp_path / "a" / "model.safetensors")
+    with pytest.raises(mc.CheckpointError, match=r"its checksum is not that in maskconnect\.json"):
+        mc.load(tmp_path / "a")
+
+
+@pytest.mark.parametrize("version", ["0.1.1", "0.2.0", "1.0", "99.0.0"])
+def test_what_a_newer_version_wrote_is_refused_with_the_reason(version, tmp_path, monkeypatch):
+    with monkeypatch.context() as newer:
+        newer.setattr(description, "version", lambda: version)
+        mc.save(network("resnet", "frozen"), tmp_path)
+    with pytest.raises(mc.CheckpointError, match=rf"was written by maskconnect {version} .* Install that version"):
+        mc.load(tmp_path)
+
+
+def test_another_format_is_refused_and_older_versions_are_read(tmp_path, monkeypatch):
+    model = network("resnet", "frozen")
+    with monkeypatch.context() as older:
+        older.setattr(description, "version", lambda: "0.0.9")
+        mc.save(model, tmp_path)
+    mc.load(tmp_path)
+    with monkeypatch.context() as newer:
+        newer.setattr(description, "FORMAT", 2)
+        mc.save(model, tmp_path)
+    with pytest.raises(mc.CheckpointError, match=r"\(format 2\)"):
+        mc.load(tmp_path)
+
+
+class Own(nn.Module):
+    """A network of the user's own modules."""
+
+    def __init__(self, width=6, connectivity="random"):
+        super().__init__()
+        options = {} if connectivity == "learned" else {"connectivity": connectivity}
+        self.first = mc.MaskedStack(mlp_blocks(8, width), 2, seed=1, **options)
+        self.second = mc.MaskedStack(mlp_layers(3, 3, width), 1, seed=2, **options)
+        self.head = nn.Linear(width, 3)
+
+    def forward(self, x):
+        return self.head(self.second(self.first(x)))
+
+
+X = torch.linspace(-1, 1, 18).reshape(3, 6)
+
+
+@pytest.mark.parametrize("kind", ["learned", "frozen", "pruned"])
+def test_a_network_of_ones_own_modules_goes_into_a_model_that_is_given(kind, tmp_path):
+    model = Own(connectivity="learned" if kind == "learned" else "random").eval()
+    written = mc.prune(model, X) if kind == "pruned" else model
+    mc.save(written, tmp_path)
+    with pytest.raises(mc.ConfigError, match=r"of somebody's own modules.* mc\.load\(folder, into=model\)"):
+        mc.load(tmp_path)
+    torch.manual_seed(7)
+    fresh = Own(connectivity="learned")  # other weights, and wired in no way as yet
+    before = {name: value.clone() for name, value in fresh.state_dict().items()}
+    loaded = mc.load(tmp_path, into=fresh)
+    assert torch.equal(loaded(X), model(X))
+    if kind == "pruned":
+        assert all(torch.equal(value, before[name]) for name, value in fresh.state_dict().items())
+        assert sum(p.numel() for p in loaded.parameters()) < sum(p.numel() for p in fresh.head.parameters()) + 17 * 42
+        mc.save(loaded, tmp_path / "again")
+        assert (tmp_path / "again" / "maskconnect.json").read_text() == (tmp_path / "maskconnect.json").read_text()
+        torch.nn.init.zeros_(loaded.head.weight)
+        assert torch.equal(mc.load(tmp_path, into=loaded)(X), model(X)), "or into a network that is pruned already"
+    else:
+        assert loaded is fresh
+
+
+def test_sources_are_aligned_after_loading_as_they_were_before(tmp_path):
+    wiring = [[], [0], [1], [0], [1, 3], [0, 1, 3]]
+    model = mc.MaskedStack(conv_blocks(), connectivity=wiring).eval()
+    mc.save(mc.prune(model, torch.randn(2, 4, 16, 16)), tmp_path)
+    loaded = mc.load(tmp_path, into=mc.MaskedStack(conv_blocks(), [len(row) for row in wiring[1:]]))
+    x = torch.randn(2, 4, 32, 24)
+    assert difference(model, loaded, x) < 1e-5
+
+
+def test_a_model_that_does_not_fit_is_refused(tmp_path):
+    mc.save(mc.prune(Own(), X), tmp_path / "pruned")
+    mc.save(Own(), tmp_path / "frozen")
+    for folder in ("pruned", "frozen"):
+        place = tmp_path / folder
+        with pytest.raises(mc.CheckpointError, match=r"is \(6,\) there and \(5,\) in the model"):
+            mc.load(place, into=Own(width=5))
+        with pytest.raises(mc.CheckpointError, match=r"torch\.float32, the model in torch\.float64; convert"):
+            mc.load(place, into=Own().double())
+        with pytest.raises(mc.MaskConnectError, match=r"only the (saved network|model) has"):
+            mc.load(place, into=nn.Linear(6, 6))
+    with pytest.raises(mc.MaskConnectError, match=r"the saved network had none of that name|fan-in"):
+        mc.load(tmp_path / "pruned", into=nn.Sequential(Own()))
+    other = Own()
+    other.first = mc.MaskedStack(mlp_blocks(8), 3)
+    with pytest.raises(mc.ConnectivityError, match="its fan-in is 3, and it may read"):
+        mc.load(tmp_path / "pruned", into=other)
+
+
+def test_a_network_that_was_changed_since_it_was_built_counts_as_ones_own(tmp_path):
+    def changed():
+        model = mc.resnet(8, 7, 2, connectivity="random", seed=1)
+        model.classifier = nn.Linear(64, 3)
+        return model
+
+    def activated():
+        model = mc.resnet(8, 7, 2, connectivity="random", seed=1)
+        model.stem[2] = nn.GELU()  # the same weights compute something else
+        return model
+
+    for make in (changed, activated):
+        model = make().eval()
+        x = torch.randn(2, 3, 32, 32)
+        for network in (model, mc.prune(model, x)):
+            mc.save(network, tmp_path)
+            with pytest.raises(mc.ConfigError, match="into=model"):
+                mc.load(tmp_path)
+            assert torch.equal(mc.load(tmp_path, into=make())(x), network.eval()(x))
+
+
+def test_a_saved_network_is_replaced_and_other_files_are_not(tmp_path):
+    first, second = network("resnet", "frozen"), network("resnet", "folded")
+    mc.save(first, tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
+    mc.save(second, tmp_path)
+    assert saved.read(tmp_path).kind == "pruned"
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    (tmp_path / "maskconnect.json").unlink()
+    with pytest.raises(mc.ConfigError, match=r"model\.safetensors exists and is of something else"):
+        mc.save(first, tmp_path)
+
+
+def test_a_save_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
+    model = network("resnet", "frozen")
+    mc.save(model, tmp_path)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(saved, "write_description", full)
+    with pytest.raises(mc.CheckpointError, match="cannot be written: No space left on device"):
+        mc.save(network("resnet", "folded"), tmp_path)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["maskconnect.json", "model.safetensors"]
+    x = picture(model)
+    assert torch.equal(mc.load(tmp_path)(x), model(x))
+
+
+def test_what_cannot_be_saved_or_loaded_is_one_sentence(tmp_path):
+    with pytest.raises(mc.ConfigError, match="there is no MaskedStack in this Linear"):
+        mc.save(nn.Linear(2, 2), tmp_path / "a")
+    with pytest.raises(mc.ConfigError, match="model is a str"):
+        mc.save("model", tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+    with pytest.raises(mc.ConfigError, match=r"holds no saved network: there is no maskconnect\.json in it"):
+        mc.load(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(mc.CheckpointError, match="cannot be written"):
+        mc.save(network("resnet", "frozen"), tmp_path / "file" / "b")
+    whole = mc.prune(Own(), X)
+    with pytest.raises(mc.ConfigError, match=r"did not come from mc\.prune as a whole"):
+        mc.save(nn.Sequential(whole), tmp_path / "a")
+    mc.save(network("resnet", "frozen"), tmp_path / "gone")
+    (tmp_path / "gone" / "model.safetensors").unlink()
+    with pytest.raises(mc.CheckpointError, match="the saved network needs it"):
+        mc.load(tmp_path / "gone")
+
+    class Odd(Own):
+        def get_extra_state(self):
+            return {"a": 1}
+
+        def set_extra_state(self, state):
+            pass
+
+    with pytest.raises(mc.ConfigError, match="the state of the model has a dict in it"):
+        mc.save(Odd(), tmp_path / "a")
+
+
+def test_names_of_files_cannot_lead_out_of_the_folder(tmp_path):
+    model = network("resnet", "frozen")
+    (tmp_path / "a").mkdir()
+    mc.save(model, tmp_path / "a")
+    found = json.loads((tmp_path / "a" / "maskconnect.json").read_text())
+    content = {key: value for key, value in found.items() if key not in ("files", "checksum", "format", "maskconnect")}
+    (tmp_path / "secret").write_text("")
+    description.write_description(tmp_path / "a", content, ["../secret"])
+    with pytest.raises(mc.CheckpointError, match=r"a/secret cannot be read"):
+        mc.load(tmp_path / "a")
