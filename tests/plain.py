@@ -50,7 +50,7 @@ class PlainBlock(nn.Module):
             return F.relu(y + self.project_norm(self.project(x)))
         x = F.avg_pool2d(x, 1, self.stride)
         if self.missing:
-            x = torch.cat([x, x.new_zeros(len(x), self.missing, *x.shape[2:])], dim=1)
+            x = torch.cat([x, torch.zeros_like(x[:, :1]).expand(-1, self.missing, -1, -1)], dim=1)
         return F.relu(y + x)
 
 

@@ -1,0 +1,102 @@
+"""How fast pruned networks are: K=1 ResNeXt {29,8,8} and learned K=10 ResNet-38 beside plain networks.
+
+Two plain networks are timed. One is written by hand with torch alone (tests/plain.py, ResNeXt as it was published) and
+folded by torch's own `fuse`; the other is ours with fixed connectivity, pruned, folded and merged like the pruned ones,
+which is faster. Ratios are medians over interleaved rounds in one process, below 1 where the pruned network is faster.
+
+    python benchmarks/pruned_inference.py                       # about ten minutes on two cores
+    python benchmarks/pruned_inference.py --wirings 4 --seconds 3
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx.experimental.optimization import fuse
+
+import maskconnect as mc
+from maskconnect.ship.measure import latency
+
+HERE = Path(__file__).parent
+LEARNED = HERE / "resnet38_learned.json"
+"""The wiring that a short run on CIFAR-100 learned, and the command of that run."""
+
+BATCHES = (64, 1)
+
+
+def main() -> None:
+    """Time all, and print a line a network."""
+    parser = argparse.ArgumentParser(description="Time pruned networks beside plain ones.")
+    parser.add_argument("--wirings", type=int, default=20, help="how many random ones (default: 20)")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of timing a network and batch (default: 8)")
+    parser.add_argument("--threads", type=int, default=2, help="of the CPU (default: 2)")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    sys.path.append(str(HERE.parent / "tests"))
+    plain: Any = importlib.import_module("plain")
+    torch.manual_seed(0)
+
+    print(f"ResNeXt {{29,8,8}}, K=1, pruned, over plain ResNeXt; {args.threads} threads")
+    baselines = {
+        "by hand": fuse(plain.PlainResNeXt("cifar", [3, 3, 3], 8, 8, 100, "sum").eval()),
+        "ours": slim(mc.resnext(29, 8, 8, 100, connectivity="full")),
+    }
+    networks = {
+        f"random {seed}": slim(mc.resnext(29, 8, 8, 100, 1, connectivity="random", seed=seed))
+        for seed in range(args.wirings)
+    }
+    compare(networks, baselines, args.seconds)
+
+    print(f"\nResNet-38, K=10, pruned, over plain ResNet-38; {args.threads} threads")
+    baselines = {
+        "by hand": fuse(plain.PlainResNet("cifar", [6, 6, 6], 100).eval()),
+        "ours": slim(mc.resnet(38, 100, connectivity="prev")),
+    }
+    wiring = json.loads(LEARNED.read_text())["wiring"]
+    compare({"learned": slim(mc.resnet(38, 100, connectivity=wiring))}, baselines, args.seconds)
+    networks = {
+        f"random {seed}": slim(mc.resnet(38, 100, 10, connectivity="random", seed=seed))
+        for seed in range(min(5, args.wirings))
+    }
+    compare(networks, baselines, args.seconds)
+
+
+def slim(model: nn.Module) -> nn.Module:
+    """A frozen model pruned, folded and merged, with batch norms that have seen something."""
+    model(images(16))
+    return mc.prune(model.eval(), images(2), fold=True).eval()
+
+
+def images(count: int) -> Tensor:
+    """Noise of the size of CIFAR."""
+    return torch.randn(count, 3, 32, 32)
+
+
+def compare(networks: dict[str, nn.Module], baselines: dict[str, nn.Module], seconds: float) -> None:
+    """A line a network, and the median over all."""
+    found: dict[tuple[int, str], list[float]] = {(batch, name): [] for batch in BATCHES for name in baselines}
+    for name, network in networks.items():
+        line = f"  {name:10s} {sum(p.numel() for p in network.parameters()):9,d} parameters"
+        for batch in BATCHES:
+            times = latency({"pruned": network, **baselines}, images(batch), seconds=seconds)
+            for plain in baselines:
+                ratio = times["pruned"].over(times[plain]).rounds
+                found[batch, plain].append(ratio)
+                line += f"   {ratio:.3f} of {plain} at batch {batch}"
+        print(line, flush=True)
+    if len(networks) > 1:
+        for (batch, plain), ratios in found.items():
+            median, spread = statistics.median(ratios), f"{min(ratios):.3f} to {max(ratios):.3f}"
+            print(f"  median over {len(ratios)}: {median:.3f} of {plain} at batch {batch} ({spread})")
+
+
+if __name__ == "__main__":
+    main()
