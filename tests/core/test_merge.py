@@ -322,3 +322,39 @@ def test_half_precision_sums_do_not_overflow():
     stack = mc.MaskedStack([Large(), Large(), Large(), nn.Identity()], connectivity=[[], [0], [1], [0, 1, 2]])
     x = torch.zeros(2, 3, dtype=torch.float16)
     assert mc.prune(stack, x)(x).eq(40_000).all()
+
+
+def test_graphs_of_the_users_own_are_called_as_they_are():
+    def own():
+        return torch.fx.symbolic_trace(nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)))
+
+    stack = mc.MaskedStack([own() for _ in range(3)], connectivity=[[], [0], [0, 1]]).double()
+    x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    pruned = mc.prune(stack, x, fold=True)
+    assert difference(stack, pruned, x) < 1e-12
+    assert count(pruned, nn.BatchNorm2d) == 3
+
+
+def test_an_identity_that_somebody_hooks_into_stays():
+    watched, seen = nn.Identity(), []
+    watched.register_forward_hook(lambda module, args, y: seen.append(1) or y * 2)
+    stack = mc.MaskedStack([nn.Sequential(nn.Linear(6, 6), watched), nn.Identity()], connectivity="prev")
+    x = torch.randn(3, 6)
+    pruned = mc.prune(stack, x)
+    seen.clear()
+    assert torch.equal(pruned(x), stack(x))
+    assert len(seen) == 2
+
+
+def test_merged_convolutions_before_different_activations_in_place_can_be_trained():
+    def branch(slope):
+        return nn.Sequential(
+            nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.LeakyReLU(slope, inplace=True), nn.Conv2d(3, 3, 1)
+        )
+
+    x = torch.randn(4, 3, 8, 8, dtype=torch.float64)
+    two = mc.MaskedStack([[branch(0.1), branch(0.2)], [nn.Identity()]], connectivity=[[[], []], [[0, 1]]]).double()
+    pruned = mc.prune(two, x)
+    assert calls(pruned, torch.narrow) == 2
+    assert difference(two, pruned, x) < 1e-12
+    pruned.train()(x).sum().backward()

@@ -8,8 +8,7 @@ from typing import Any
 from torch import fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+from maskconnect.core.graphs import CONVOLUTIONS, NORMS, calls_of, is_plain
 
 
 def fold_(network: fx.GraphModule) -> None:
@@ -31,22 +30,6 @@ def fold_(network: fx.GraphModule) -> None:
         for node, user in zip(nodes, users, strict=True):
             user.replace_all_uses_with(node)
             network.graph.erase_node(user)
-
-
-def calls_of(network: fx.GraphModule) -> dict[str, list[fx.Node]]:
-    """Where each module is called, in order."""
-    calls: dict[str, list[fx.Node]] = {}
-    for node in network.graph.nodes:
-        if node.op == "call_module":
-            calls.setdefault(str(node.target), []).append(node)
-    return calls
-
-
-def is_plain(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:
-    """Whether a module is of one of these kinds exactly, and nobody looks at or changes what it does."""
-    return type(module) in kinds and not (
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    )
 
 
 def _fused(layer: nn.Module, norm: nn.Module) -> nn.Module:

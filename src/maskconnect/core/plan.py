@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Size, Tensor, nn
@@ -185,3 +185,19 @@ def watched(model: nn.Module) -> Iterator[dict[MaskedStack, list[Pass]]]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def alive_blocks(stack: MaskedStack) -> nn.ModuleDict:
+    """The modules that stay, under the numbers that they had."""
+    alive = iter(stack.masks.settled().alive)
+
+    def kept(modules: nn.ModuleList, inside: bool) -> nn.ModuleDict:
+        found = nn.ModuleDict().train(stack.training)
+        for number, module in enumerate(modules):
+            if inside:
+                found[str(number)] = kept(cast(nn.ModuleList, module), False)
+            elif next(alive):
+                found[str(number)] = module
+        return found
+
+    return kept(stack.blocks, stack.layout.layered)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import combinations
 from typing import Any, cast
 
@@ -108,29 +108,29 @@ def share_(network: fx.GraphModule) -> None:
     sums = [list(terms) for terms in before]
     place = {node: number for number, node in enumerate(graph.nodes)}
     last = dict(enumerate(graph.nodes))  # what was written last at each place
-    while True:
-        pairs = Counter(pair for terms in sums for pair in combinations(_simple(terms, place), 2))
-        best = max(pairs, key=pairs.__getitem__, default=None)
-        if best is None or pairs[best] < 2:
-            break
+    pairs = Counter(pair for terms in sums for pair in _pairs(terms, place))
+    while pairs and pairs[best := max(pairs, key=pairs.__getitem__)] > 1:
         where = max(place[node] for node in best)
         with graph.inserting_after(last[where]):
             new = last[where] = graph.call_function(operator.add, best)
         place[new] = where
         for terms in sums:
             if all((node, 1.0) in terms for node in best):
+                pairs.subtract(_pairs(terms, place))
                 for node in best:
                     terms.remove((node, 1.0))
                 terms.append((new, 1.0))
+                pairs.update(_pairs(terms, place))
     for root, old, terms in zip(roots, before, sums, strict=True):
         if terms != old:
             replace(graph, root, terms)
     graph.eliminate_dead_code()
 
 
-def _simple(terms: Sequence[Term], place: dict[fx.Node, int]) -> list[fx.Node]:
-    """The terms that are not multiplied, each once, in the order of the graph."""
-    return sorted({node for node, factor in terms if factor == 1}, key=lambda node: (place[node], node.name))
+def _pairs(terms: Sequence[Term], place: dict[fx.Node, int]) -> Iterator[tuple[fx.Node, fx.Node]]:
+    """All pairs of terms that are not multiplied, in the order of the graph."""
+    simple = {node for node, factor in terms if factor == 1}
+    return combinations(sorted(simple, key=lambda node: (place[node], node.name)), 2)
 
 
 def write_over_(network: fx.GraphModule) -> None:

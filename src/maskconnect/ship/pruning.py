@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from maskconnect.core.compare import tolerance
 from maskconnect.core.count import stacks_of
 from maskconnect.core.loop import masks_of
-from maskconnect.core.prune import prune_and_compare, pruned_parameters, tolerance
+from maskconnect.core.prune import prune_and_compare, pruned_parameters
 from maskconnect.errors import ConfigError
 from maskconnect.models import Classifier, ResNetSpec, build, read_spec
 from maskconnect.ship.measure import Times, latency, macs

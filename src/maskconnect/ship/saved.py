@@ -19,10 +19,12 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from maskconnect.core.compare import difference
 from maskconnect.core.count import stacks_of
+from maskconnect.core.graphs import NOTES
 from maskconnect.core.loop import masks_of
 from maskconnect.core.plan import Plan
-from maskconnect.core.prune import NOTES, apply, difference
+from maskconnect.core.prune import apply
 from maskconnect.core.stack import MaskedStack
 from maskconnect.errors import CheckpointError, ConfigError, MaskConnectError
 from maskconnect.models import Classifier, build, read_spec

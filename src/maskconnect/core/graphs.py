@@ -1,0 +1,59 @@
+"""Graphs of torch.fx as pruned networks need them, and what may be said of the modules in them."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from torch import fx, nn
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+NOTES = "maskconnect"
+"""Under which name the graphs of a pruned network note, in their `meta`, how they were made."""
+
+
+def graph_module(root: nn.Module, graph: fx.Graph) -> fx.GraphModule:
+    """The graph with those modules of `root` that it calls, in the modes that they are in."""
+    for node in graph.nodes:
+        node.type = None  # a string, which cannot be pickled
+        if node.op == "call_module" and is_plain(root.get_submodule(str(node.target)), (nn.Identity,)):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+    made = fx.GraphModule(root, graph, class_name="Pruned")
+    modes = {name: part.training for name, part in root.named_modules(remove_duplicate=False)}
+    for name, part in made.named_modules():
+        part.training = modes[name]
+    made.meta[NOTES] = {}
+    return made
+
+
+def is_graph_of_ours(module: nn.Module) -> bool:
+    """Whether a module is a graph that pruning has made; users may have graphs of their own."""
+    return isinstance(module, fx.GraphModule) and NOTES in module.meta
+
+
+def is_ours(module: nn.Module) -> bool:
+    """Whether the class of a module is maskconnect's."""
+    return type(module).__module__.partition(".")[0] == "maskconnect"
+
+
+def calls_of(network: fx.GraphModule) -> dict[str, list[fx.Node]]:
+    """Where each module is called, in order."""
+    calls: dict[str, list[fx.Node]] = {}
+    for node in network.graph.nodes:
+        if node.op == "call_module":
+            calls.setdefault(str(node.target), []).append(node)
+    return calls
+
+
+def is_plain(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:
+    """Whether a module is of one of these kinds exactly, and nobody looks at or changes what it does."""
+    return type(module) in kinds and not (
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
+
+
+def is_simple_sequence(module: nn.Module) -> bool:
+    """Whether a module does nothing but to call its parts one after the other."""
+    return is_plain(module, (nn.Sequential,)) and len(cast(nn.Sequential, module)) > 0
