@@ -481,3 +481,106 @@ def test_a_distributed_model_is_pruned_without_its_wrapper(tmp_path):
         assert_same(model.module, prune(model.module, X), X)
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_an_alignment_that_is_a_module_keeps_its_weights():
+    class Projected(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.project = nn.Conv2d(4, 8, 1, stride=2)
+
+        def forward(self, y, shape):
+            return self.project(y)
+
+    blocks = [nn.Conv2d(4, 4, 1), nn.Conv2d(4, 8, 3, 2, 1), nn.Conv2d(8, 8, 1)]
+    stack = mc.MaskedStack(blocks, connectivity=[[], [0], [0, 1]], align=Projected())
+    pruned = prune(stack, torch.randn(2, 4, 8, 8))
+    assert {name for name, _ in pruned.named_parameters()} >= {"align.project.weight"}
+    assert_same(stack.double(), pruned.double(), images(3, 16, 4))
+
+
+class Scaled(nn.Module):
+    def __init__(self, width=6):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x, a=1.0, *, b=(1, 2)):
+        return self.linear(x) * a
+
+
+class ScaledMore(Scaled):
+    def forward(self, x, a=5.0, *, b=(1, 2)):
+        return super().forward(x, a)
+
+
+def test_defaults_are_those_that_all_modules_have():
+    alike = mc.MaskedStack([Scaled(), Scaled()], connectivity="prev")
+    pruned = prune(alike, X, 3.0)
+    assert torch.equal(pruned(X), alike(X))
+    assert torch.equal(pruned(X, a=2.0), alike(X, 2.0))
+    pruned = prune(mc.MaskedStack([Scaled(), ScaledMore()], connectivity="prev"), X, 3.0)
+    with pytest.raises(TypeError, match="'a'"):
+        pruned(X)
+    stack = mc.MaskedStack([Scaled(), Scaled()], connectivity="prev")
+    pruned = prune(stack, X, 3.0, b=(2, 3))  # b has no default that a graph can hold, so a has none either
+    assert torch.equal(pruned(X, 2.0, b=(1, 1)), stack(X, 2.0))
+
+
+def test_functions_without_a_name_or_a_source_are_called_too():
+    made = {}
+    exec("f = lambda sources, mask: sum(sources)", made)
+    for aggregation in (made["f"], partial(made["f"]), Weighted().forward):
+        stack = mc.MaskedStack(mlp_blocks(4), connectivity=[[], [0], [0, 1], [1, 2]], aggregation=aggregation)
+        assert_same(stack, prune(stack, X), X)
+
+
+@pytest.mark.parametrize(
+    ("halve", "example", "other"),
+    [(lambda: nn.MaxPool2d(2), 8, 3), (lambda: nn.Conv2d(4, 4, 3, 3, 1), 12, 9)],
+    ids=["rounded down", "a stride of three"],
+)
+def test_an_input_whose_sources_are_aligned_otherwise_than_the_examples_is_an_error(halve, example, other):
+    stack = mc.MaskedStack([nn.Conv2d(4, 4, 1), halve(), nn.Conv2d(4, 4, 1)], connectivity=[[], [0], [0, 1]]).double()
+    pruned = prune(stack, images(2, example, 4))
+    assert_same(stack, pruned, images(3, example, 4))
+    with pytest.raises(AssertionError, match="Prune with an example of this size"):
+        pruned(images(2, other, 4))
+
+
+def test_a_module_in_place_after_others_have_read_changes_nothing_for_them():
+    conv = partial(nn.Conv2d, 4, 4, 3, padding=1)
+    late = [conv(), conv(), nn.Sequential(nn.ReLU(inplace=True), conv()), conv()]
+    stack = mc.MaskedStack(late, connectivity=[[], [0], [0], [1, 2]], aggregation="sum").double()
+    inner = mc.MaskedStack([nn.ReLU(inplace=True), conv()], connectivity="prev")
+    outer = mc.MaskedStack([conv(), inner, conv()], connectivity=[[], [0], [0, 1]]).double()
+    for model in (stack, outer):
+        for merge in (False, True):
+            assert_same(model, mc.prune(model, images(2, 8, 4), merge=merge), images(3, 8, 4))
+
+
+def test_a_module_that_another_one_of_the_stack_calls_too():
+    class Calls(nn.Module):
+        def __init__(self, other):
+            super().__init__()
+            self.other = other
+
+        def forward(self, x):
+            return self.other(x) + 1
+
+    shared = nn.Conv2d(4, 4, 3, 2, 1)
+    stack = mc.MaskedStack(
+        [nn.Conv2d(4, 4, 1), Calls(shared), nn.Conv2d(4, 4, 1)], connectivity=[[], [0], [0, 1]]
+    ).double()
+    both = mc.MaskedStack(
+        [shared.double(), Calls(nn.Sequential(shared)), nn.Conv2d(4, 4, 1).double()], connectivity=[[], [0], [0, 1]]
+    )
+    for model in (stack, both):
+        assert_same(model, prune(model, images(2, 16, 4)), images(3, 16, 4))
+
+
+def test_a_network_pruned_in_half_precision_can_be_widened():
+    stack = mc.MaskedStack([nn.Tanh() for _ in range(4)], connectivity=[[], [0], [0, 1], [0, 1, 2]])
+    pruned = prune(stack, X.half())
+    assert pruned(X.half()).dtype == torch.float16
+    assert torch.equal(pruned(X), stack(X))
+    assert torch.equal(pruned(X.double()), stack(X.double()))

@@ -313,3 +313,19 @@ def test_help_of_export_has_examples(type_in):
     code, said, _ = type_in("export", "--help")
     assert code == 0
     assert "maskconnect export saved --pt2 network.pt2" in said
+
+
+def test_what_is_exported_is_not_written_over(learned, type_in, tmp_path):
+    found = from_run(learned)
+    mc.save(found.network, tmp_path / "saved", classes=found.classes, preprocessing=found.preprocessing)
+    target = tmp_path / "saved" / "model.safetensors"
+    before = target.read_bytes()
+    code, _, errors = type_in("export", tmp_path / "saved", "--onnx", target, "--overwrite")
+    assert (code, "is a part of what is exported" in errors) == (2, True)
+    assert target.read_bytes() == before
+
+
+def test_two_forms_need_two_files(learned, type_in, tmp_path):
+    code, _, errors = type_in("export", learned, "--onnx", "a", "--pt2", tmp_path / "a", "--overwrite")
+    assert (code, "both name a" in errors) == (2, True)
+    assert not (tmp_path / "a").exists()

@@ -176,7 +176,7 @@ def test_without_classes_there_are_numbers(three):
 
 def test_classes_of_another_number_are_an_error(three):
     wrong = Saved(network=Counting(), kind="frozen", classes=("a", "b"), preprocessing=PLAIN)
-    with pytest.raises(CheckpointError, match="1x3 scores for 1 pictures"):
+    with pytest.raises(CheckpointError, match="the network gives 3 scores a picture, and its folder names 2 classes"):
         list(predict_files(wrong, three[:1]))
 
 

@@ -9,17 +9,18 @@ from runs import run, tiny
 import maskconnect as mc
 from maskconnect.core.prune import difference, pruned_parameters
 from maskconnect.ship import saved
-from maskconnect.ship.pruning import Measures, prune_saved
+from maskconnect.ship.pruning import Measures, prune_saved, report_of
 from maskconnect.ship.trained import from_run
 
 QUICK = ["--seconds", "0", "--batches", "1", "--draws", "20", "--threads", "1"]
+"""Timing and counting as short as can be."""
 
 
 def test_a_run_is_pruned_measured_and_saved(learned, type_in, tmp_path):
     out = tmp_path / "slim"
     code, said, errors = type_in("prune", learned, "--out", out, *QUICK)
     assert code == 0, errors
-    for words in ("one-step rule", "million multiply-adds", "ms, batch 1", "Random wiring of the same K", "Saved in"):
+    for words in ("one-step rule", "million multiply-adds", "ms at batch 1", "Random wiring of the same K", "Saved in"):
         assert words in said
     model, found = from_run(learned), saved.read(out)
     counts, report = pruned_parameters(model.network), json.loads((out / "report.json").read_text())
@@ -32,6 +33,8 @@ def test_a_run_is_pruned_measured_and_saved(learned, type_in, tmp_path):
     assert [timing["batch"] for timing in report["latency"]] == [1]
     assert report["latency"][0]["pruned_over_frozen"] > 0
     assert report["random_wiring"]["draws"] == 20
+    assert report["plain"] == "ResNet-14"
+    assert report["accuracy"]["frozen"] == report["accuracy"]["pruned"] == summary_of(learned)["test"]["top1"]
     assert (found.kind, found.classes) == ("pruned", model.classes)
     assert found.preprocessing.describe() == model.preprocessing.describe()
     x = torch.randn(5, 1, 8, 8)
@@ -66,7 +69,9 @@ def test_nothing_is_replaced_unless_that_is_said(learned, type_in, tmp_path):
     ("words", "sentence"),
     [
         (["--draws", "1"], "draws is 1"),
+        (["--draws", "-1"], "draws is -1"),
         (["--batches", "0"], "batches are [0]"),
+        (["--batches", "1,x"], "--batches is '1,x'"),
         (["--seconds", "-1"], "seconds is -1.0"),
         (["--bathces", "1"], "did you mean --batches?"),
     ],
@@ -104,9 +109,11 @@ def test_a_resnext_is_compared_with_plain_resnext(tmp_path):
     settings = ["architecture=resnext", "depth=11", "width=2", "cardinality=3", "fan_in=1"]
     recipe = tiny(tmp_path, *(f"model.{setting}" for setting in settings))
     run(recipe, tmp_path / "run")
-    pruned, report = prune_saved(
-        from_run(tmp_path / "run"), fold=True, merge=True, measures=Measures(batches=(), draws=10)
-    )
+    before = from_run(tmp_path / "run")
+    pruned, apart = prune_saved(before, fold=True, merge=True)
+    report = report_of(before, pruned, apart, Measures(batches=(), draws=0), fold=True, merge=True)
+    assert report.plain == "ResNeXt {11,2,3}"
+    assert report.random is None
     plain = mc.resnext(11, 2, 3, 10, connectivity="full", in_channels=1)
     assert report.parameters["frozen"] == mc.count_parameters(plain).weights
     assert report.modules[0] == 9
@@ -117,3 +124,51 @@ def test_a_resnext_is_compared_with_plain_resnext(tmp_path):
 
 def plain_alive(network):
     return network.stack.masks.settled().alive
+
+
+def summary_of(run):
+    return json.loads((run / "summary.json").read_text())
+
+
+def test_a_folder_that_holds_something_else_is_left_alone(learned, type_in, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    for out, words in ((tmp_path / "mine", "holds something else"), (learned, "is the folder of a run")):
+        before = sorted(out.iterdir())
+        code, _, errors = type_in("prune", learned, "--out", out, "--overwrite", *QUICK)
+        assert (code, words in errors) == (2, True)
+        assert sorted(out.iterdir()) == before
+    (tmp_path / "file").write_text("")
+    code, _, errors = type_in("prune", learned, "--out", tmp_path / "file" / "a", *QUICK)
+    assert (code, "cannot be written" in errors) == (2, True)
+
+
+def test_a_report_is_never_that_of_another_network(learned, type_in, tmp_path, monkeypatch):
+    out = tmp_path / "slim"
+    assert type_in("prune", learned, "--out", out, *QUICK)[0] == 0
+
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("maskconnect.ship.pruning.report_of", interrupted)
+    assert type_in("prune", learned, "--out", out, "--overwrite", "--no-fold", *QUICK)[0] == 130
+    assert not (out / "report.json").exists()
+    assert any(isinstance(part, torch.nn.BatchNorm2d) for part in mc.load(out).modules()), "the new one was saved"
+
+
+def test_what_does_not_fit_into_memory_is_one_sentence(learned, type_in, tmp_path):
+    words = ["--batches", "10000000000", "--draws", "0", "--seconds", "0"]
+    code, _, errors = type_in("prune", learned, "--out", tmp_path / "slim", *words)
+    assert (code, "does not fit into memory" in errors.splitlines()[-1]) == (2, True)
+    assert mc.load(tmp_path / "slim"), "saved before it was timed"
+
+
+def test_places_with_spaces_can_be_pasted(learned, type_in, tmp_path):
+    _, said, _ = type_in("prune", learned, "--out", tmp_path / "a b", *QUICK)
+    assert f"maskconnect predict '{tmp_path / 'a b'}'" in said
+
+
+def test_evaluate_says_what_to_do_with_a_saved_network(learned, type_in, tmp_path):
+    mc.save(from_run(learned).network, tmp_path / "saved")
+    code, _, errors = type_in("evaluate", tmp_path / "saved")
+    assert (code, "is a saved network" in errors) == (2, True)

@@ -1,7 +1,9 @@
 """Networks as files: what is saved comes back, and what is damaged does not."""
 
+import copy
 import json
 import os
+import pickle
 import stat
 from functools import partial
 
@@ -104,7 +106,7 @@ def test_a_frozen_network_stays_frozen_and_keeps_its_groups_of_images(tmp_path):
 def test_files_are_plain_and_readable_by_the_group_like_any_other(tmp_path):
     before = os.umask(0o022)
     try:
-        mc.save(network("resnet", "folded"), tmp_path / "a" / "b", classes=["é", "b"])
+        mc.save(network("resnet", "folded"), tmp_path / "a" / "b", classes=list("é234567"))
     finally:
         os.umask(before)
     files = sorted((tmp_path / "a" / "b").iterdir())
@@ -115,14 +117,14 @@ def test_files_are_plain_and_readable_by_the_group_like_any_other(tmp_path):
     assert found["kind"] == "pruned"
     assert found["architecture"]["depth"] == 14
     assert len(found["stacks"]["stack"]["wiring"]) == 6
-    assert found["classes"] == ["é", "b"]
+    assert found["classes"] == list("é234567")
 
 
 def test_classes_and_preprocessing_come_back(tmp_path):
     how = Preprocessing(channels=3, raw=(32, 32), size=16, shrink=2, mean=torch.rand(3, 16, 16))
-    mc.save(network("resnet", "folded"), tmp_path, classes=("a", "b"), preprocessing=how)
+    mc.save(network("resnet", "folded"), tmp_path, classes=tuple("abcdefg"), preprocessing=how)
     found = saved.read(tmp_path)
-    assert (found.kind, found.classes) == ("pruned", ("a", "b"))
+    assert (found.kind, found.classes) == ("pruned", tuple("abcdefg"))
     assert found.preprocessing.describe() == how.describe()
     assert torch.equal(found.preprocessing.mean, how.mean)
     mc.save(network("resnet", "folded"), tmp_path)  # over it, without
@@ -132,7 +134,7 @@ def test_classes_and_preprocessing_come_back(tmp_path):
 
 def test_every_flipped_bit_is_refused(tmp_path):
     how = Preprocessing(channels=1, raw=(8, 8), size=8, mean=torch.rand(1, 8, 8))
-    mc.save(network("resnet grey", "folded"), tmp_path, classes=["a"], preprocessing=how)
+    mc.save(network("resnet grey", "folded"), tmp_path, classes=list("abcdefg"), preprocessing=how)
     generator = torch.Generator().manual_seed(0)
     for file in sorted(tmp_path.iterdir()):
         content = file.read_bytes()
@@ -244,9 +246,9 @@ def test_a_model_that_does_not_fit_is_refused(tmp_path):
             mc.load(place, into=Own(width=5))
         with pytest.raises(mc.CheckpointError, match=r"torch\.float32, the model in torch\.float64; convert"):
             mc.load(place, into=Own().double())
-        with pytest.raises(mc.MaskConnectError, match=r"only the (saved network|model) has"):
+        with pytest.raises(mc.MaskConnectError, match="there is no MaskedStack in this Linear"):
             mc.load(place, into=nn.Linear(6, 6))
-    with pytest.raises(mc.MaskConnectError, match=r"the saved network had none of that name|fan-in"):
+    with pytest.raises(mc.MaskConnectError, match="the model has no stack 'first'"):
         mc.load(tmp_path / "pruned", into=nn.Sequential(Own()))
     other = Own()
     other.first = mc.MaskedStack(mlp_blocks(8), 3)
@@ -283,7 +285,7 @@ def test_a_saved_network_is_replaced_and_other_files_are_not(tmp_path):
     assert saved.read(tmp_path).kind == "pruned"
     assert (tmp_path / "notes.txt").read_text() == "mine"
     (tmp_path / "maskconnect.json").unlink()
-    with pytest.raises(mc.ConfigError, match=r"model\.safetensors exists and is of something else"):
+    with pytest.raises(mc.ConfigError, match=r"model-2\.safetensors exists and is of something else"):
         mc.save(first, tmp_path)
 
 
@@ -308,7 +310,7 @@ def test_what_cannot_be_saved_or_loaded_is_one_sentence(tmp_path):
     with pytest.raises(mc.ConfigError, match="model is a str"):
         mc.save("model", tmp_path / "a")
     assert not (tmp_path / "a").exists()
-    with pytest.raises(mc.ConfigError, match=r"holds no saved network: there is no maskconnect\.json in it"):
+    with pytest.raises(mc.ConfigError, match=r"holds no saved network; needed is a folder that mc\.save wrote"):
         mc.load(tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(mc.CheckpointError, match="cannot be written"):
@@ -332,13 +334,123 @@ def test_what_cannot_be_saved_or_loaded_is_one_sentence(tmp_path):
         mc.save(Odd(), tmp_path / "a")
 
 
+def rewritten(folder, change):
+    """Change what a description says, and make its checksum right again, as somebody with bad intentions would."""
+    found = json.loads((folder / "maskconnect.json").read_text())
+    files = list(found["files"])
+    content = {key: value for key, value in found.items() if key not in ("files", "checksum", "format", "maskconnect")}
+    change(content)
+    description.write_description(folder, content, files)
+
+
+HOSTILE = {
+    "kind": lambda c: c.update(kind=[1]),
+    "fold": lambda c: c.update(fold="no"),
+    "classes": lambda c: c.update(classes="abc"),
+    "class": lambda c: c.update(classes=[1]),
+    "no classes": lambda c: c.pop("classes"),
+    "preprocessing": lambda c: c.update(preprocessing=3),
+    "weights": lambda c: c.update(weights="../model.safetensors"),
+    "many outputs": lambda c: c["architecture"].update(num_classes=10**12),
+    "deep": lambda c: c["architecture"].update(depth=6 * 10**9 + 2),
+    "family": lambda c: c["architecture"].update(family="os"),
+    "key": lambda c: c["architecture"].update(more=1),
+    "wiring": lambda c: c["stacks"]["stack"].update(wiring=[[], [5]]),
+    "steps": lambda c: c["stacks"]["stack"].update(steps=[{"number": "a"}]),
+    "stride": lambda c: c["stacks"]["stack"]["steps"][0].update(number=-1),
+    "half": lambda c: c["stacks"]["stack"].update(half="yes"),
+    "stacks": lambda c: c.update(stacks=[]),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_description_that_says_nonsense_is_one_sentence(name, tmp_path):
+    mc.save(network("resnet", "folded"), tmp_path)
+    rewritten(tmp_path, HOSTILE[name])
+    with pytest.raises(mc.MaskConnectError) as error:
+        mc.load(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["b, a=__import__('os').mkdir('owned'), *c", "class", "", 0, True, 1.5])
+def test_a_description_cannot_run_code(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    mc.save(network("resnet", "folded"), "saved")
+    rewritten(tmp_path / "saved", lambda c: c["stacks"]["stack"].update(arguments=[name]))
+    with pytest.raises(mc.CheckpointError, match="is no argument"):
+        mc.load("saved")
+    assert not (tmp_path / "owned").exists()
+
+
 def test_names_of_files_cannot_lead_out_of_the_folder(tmp_path):
-    model = network("resnet", "frozen")
-    (tmp_path / "a").mkdir()
-    mc.save(model, tmp_path / "a")
+    mc.save(network("resnet", "frozen"), tmp_path / "a")
+    (tmp_path / "secret.safetensors").write_text("")
     found = json.loads((tmp_path / "a" / "maskconnect.json").read_text())
     content = {key: value for key, value in found.items() if key not in ("files", "checksum", "format", "maskconnect")}
-    (tmp_path / "secret").write_text("")
-    description.write_description(tmp_path / "a", content, ["../secret"])
-    with pytest.raises(mc.CheckpointError, match=r"a/secret cannot be read"):
+    description.write_description(
+        tmp_path / "a", {**content, "weights": "../secret.safetensors"}, ["../secret.safetensors"]
+    )
+    with pytest.raises(mc.CheckpointError, match="names of files"):
         mc.load(tmp_path / "a")
+
+
+@pytest.mark.parametrize("version", ["0.1.0rc1", "0.1", "0.1.0.dev3", "0.0.99"])
+def test_older_versions_and_other_spellings_of_this_one_are_read(version, tmp_path, monkeypatch):
+    with monkeypatch.context() as other:
+        other.setattr(description, "version", lambda: version)
+        mc.save(network("resnet", "frozen"), tmp_path)
+    mc.load(tmp_path)
+
+
+def test_a_pruned_network_is_not_loaded_into_one_that_is_wired_otherwise(tmp_path):
+    def pruned(wiring, **options):
+        return mc.prune(mc.MaskedStack(mlp_blocks(4), connectivity=wiring, **options), X, merge=False)
+
+    first, other = [[], [0], [0, 1], [1, 2]], [[], [0], [0, 1], [0, 2]]
+    mc.save(pruned(first), tmp_path)
+    mc.load(tmp_path, into=pruned(first))
+    with pytest.raises(mc.CheckpointError, match="the wiring of the stack '' is not the same"):
+        mc.load(tmp_path, into=pruned(other))
+    with pytest.raises(mc.CheckpointError, match="the aggregation of the stack '' is not the same"):
+        mc.load(tmp_path, into=mc.MaskedStack(mlp_blocks(4), [1, 2, 2], aggregation="sum"))
+
+
+def test_a_load_that_fails_leaves_the_model_as_it_was(tmp_path):
+    mc.save(mc.MaskedStack(mlp_blocks(4), 2), tmp_path)
+    model = mc.MaskedStack(mlp_blocks(4), 1)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(mc.CheckpointError, match=r"masks\.fan_in is not that of the model"):
+        mc.load(tmp_path, into=model)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_pruned_network_that_was_copied_or_pickled_can_be_saved(tmp_path):
+    model = network("resnext", "folded")
+    x = picture(model)
+    for number, again in enumerate((copy.deepcopy(model), pickle.loads(pickle.dumps(model)))):
+        mc.save(again, tmp_path / str(number))
+        assert torch.equal(mc.load(tmp_path / str(number))(x), model(x))
+
+
+def test_a_network_whose_parts_are_frozen_comes_back(tmp_path):
+    model = mc.resnext(11, 4, 4, 7, connectivity="full")
+    model.stack.blocks[0][1].requires_grad_(False)
+    pruned = mc.prune(model, picture(model)).eval()
+    mc.save(pruned, tmp_path)
+    x = picture(model)
+    assert torch.equal(mc.load(tmp_path)(x), pruned(x))
+
+
+def test_classes_and_preprocessing_that_do_not_fit_are_refused(tmp_path):
+    model = network("resnet", "frozen")
+    grey = Preprocessing(channels=1, raw=(8, 8), size=8, mean=torch.rand(1, 8, 8))
+    for options, sentence in (
+        ({"classes": ["a", "b"]}, "there are 2 classes; the network has 7 outputs"),
+        ({"classes": "abcdefg"}, "it must be a list of names"),
+        ({"classes": range(7)}, "it must be a list of names"),
+        ({"classes": ["\udc80"] * 7}, "is no text"),
+        ({"preprocessing": {"size": 32}}, "preprocessing is a dict"),
+        ({"preprocessing": grey}, "pictures of 1 channels; the network reads 3"),
+    ):
+        with pytest.raises(mc.ConfigError, match=sentence):
+            mc.save(model, tmp_path / "a", **options)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from maskconnect.cli.verb import add_verb
+from maskconnect.errors import ConfigError
 
 
 def add_to(commands: argparse._SubParsersAction[Any]) -> None:
@@ -26,6 +27,9 @@ def run(args: argparse.Namespace) -> None:
     from maskconnect.training.again import evaluate_run
     from maskconnect.training.options import Options
 
+    if not (args.folder / "recipe.toml").exists() and (args.folder / "maskconnect.json").exists():
+        hint = "`maskconnect prune RUN --data DIR` tests what it writes"
+        raise ConfigError(f"{args.folder} is a saved network, which knows of no test set; {hint}.")
     found, images = evaluate_run(args.folder, Options(data=args.data, device=args.device, threads=args.threads))
     if args.json:
         print(json.dumps({"run": str(args.folder), "images": images, **found}))

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from maskconnect.ship.saved import Saved
 
 
+EXPORTS = (".onnx", ".pt2")
+
+
 def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     """Add `export` to the command line."""
     about = "a trained network as ONNX, or as a program of torch.export"
@@ -39,6 +42,10 @@ def run(args: argparse.Namespace) -> None:
     wanted = [(how, path) for how, path in ((export_onnx, args.onnx), (export_pt2, args.pt2)) if path is not None]
     for _, path in wanted:
         checked_place(path, overwrite=args.overwrite)
+        if path.exists() and path.resolve().is_relative_to(args.folder.resolve()) and path.suffix not in EXPORTS:
+            raise ConfigError(f"{path} is a part of what is exported; choose another name.")
+    if len({path.resolve() for _, path in wanted}) < len(wanted):
+        raise ConfigError(f"--onnx and --pt2 both name {args.onnx}; give each a file of its own.")
     saved = open_folder(args.folder)
     example = _example(saved, args.input)
     shape = "x".join(map(str, example.shape[1:]))

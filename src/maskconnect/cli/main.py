@@ -58,10 +58,11 @@ def main(argv: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of files may be no text at all
+    interrupts = _Interrupts()
     try:
         code = 0
         with (
-            _sigterm_raises(),
+            _signals_raise(interrupts),
             _warnings_in_a_line(),
             contextlib.suppress(SystemExit),
         ):  # with which argparse ends after help and version
@@ -69,19 +70,33 @@ def main(argv: list[str] | None = None) -> int:
             code = args.run(args) or 0
         sys.stdout.flush()
         return code
-    except MaskConnectError as error:
-        return _fail(2, f"error: {error}")
     except KeyboardInterrupt:
         return _fail(130, "interrupted")
     except _TerminatedError:
         return _fail(143, "terminated")
-    except BrokenPipeError:
+    except BaseException as error:
+        return _fail(130, "interrupted") if interrupts.came else _explained(error)
+
+
+def _explained(error: BaseException) -> int:
+    """One line about a mistake that the user can mend, and its exit code; all else is raised again."""
+    if isinstance(error, MaskConnectError):
+        return _fail(2, f"error: {error}")
+    if isinstance(error, BrokenPipeError):
         # Python would flush once more at its end, and complain.
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except OSError as error:
+    if _is_out_of_memory(error):
+        return _fail(2, "error: that does not fit into memory; take a smaller batch, smaller images or fewer of them.")
+    if isinstance(error, OSError):
         return _fail(2, f"error: {error.filename or 'the system'}: {error.strerror or error}; mend that and try again.")
+    raise error
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    said = str(error).lower() if isinstance(error, RuntimeError) else ""
+    return isinstance(error, MemoryError) or "allocate memory" in said or "out of memory" in said
 
 
 class _TerminatedError(BaseException):
@@ -101,16 +116,29 @@ def _parser() -> Parser:
     return parser
 
 
+class _Interrupts:
+    """Ctrl-C, and whether it came: some libraries turn it into errors of their own when it comes as they are loaded."""
+
+    came = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.came = True
+        raise KeyboardInterrupt
+
+
 @contextlib.contextmanager
-def _sigterm_raises() -> Iterator[None]:
+def _signals_raise(interrupts: _Interrupts) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # only there may handlers be set
         yield
         return
-    before = signal.signal(signal.SIGTERM, _raise_terminated)
+    before = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGINT)]
+    signal.signal(signal.SIGTERM, _raise_terminated)
+    signal.signal(signal.SIGINT, interrupts)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before:
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -14,11 +14,13 @@ from torch.utils._pytree import tree_leaves
 
 from maskconnect.core.graphs import CONVOLUTIONS, NORMS, graph_module, is_ours, is_plain, is_simple_sequence
 from maskconnect.core.inputs import cloned
-from maskconnect.core.plan import Axes, Plan, Subsample, Wanted, alive_blocks
+from maskconnect.core.plan import Axes, Plan, Step, Subsample, Wanted, alive_blocks, is_argument
 from maskconnect.core.stack import MaskedStack
 
 NEVER_IN_PLACE = (nn.Linear, *CONVOLUTIONS, *NORMS, nn.LayerNorm, nn.GroupNorm)
 """Modules that neither change what they read nor return it."""
+
+EMPTY = inspect.Parameter.empty
 
 
 class Chain:
@@ -30,15 +32,17 @@ class Chain:
         self.root.blocks = alive_blocks(stack)
         if isinstance(stack.aggregation, nn.Module):
             self.root.aggregation = stack.aggregation
+        if isinstance(stack.align, nn.Module):
+            self.root.align = stack.align
         self.graph = fx.Graph()
         self.x = self.graph.placeholder("x")
-        self.arguments = [self._placeholder(name) for name in plan.arguments]
+        self.arguments = self._placeholders()
 
     def module(self) -> fx.GraphModule:
         """The whole of it."""
         found: dict[int, fx.Node] = {}
         last = self.x
-        for place, step in enumerate(self.plan.steps):
+        for step in self.plan.steps:
             sources = [found[number] for number in step.reads]
             if step.how is not None:
                 last = self._aligned(sources, step.how)
@@ -48,22 +52,29 @@ class Chain:
                     layer, branch = self.places[step.number]
                     path = f"blocks.{layer}.{branch}" if self.stack.layout.layered else f"blocks.{layer}"
                     module = self.root.get_submodule(path)
-                    if self._passes_on(sources) and self._is_read_after(place) and not _never_in_place(module):
+                    if self._passes_on(sources) and self._is_read_elsewhere(step) and not _never_in_place(module):
                         last = self._copied(last)
                     last = self._call(module, path, last)
             found[step.number] = last
         self.graph.output(last)
         return graph_module(self.root, self.graph)
 
-    def _placeholder(self, name: str | int) -> tuple[str | int, fx.Node]:
-        """A further argument, which has the name and the default that the first module has for it."""
-        with_names = _parameters(self.stack.flat()[0])
-        known = with_names[name] if isinstance(name, int) and name < len(with_names) else None
-        known = next((p for p in with_names if p.name == name), known)
-        text = known.name if known is not None else f"argument{name}" if isinstance(name, int) else name
-        default = known.default if known is not None else inspect.Parameter.empty
-        plain = default is None or isinstance(default, bool | int | float | str)
-        return name, self.graph.placeholder(text, default_value=default if plain else inspect.Parameter.empty)
+    def _placeholders(self) -> list[tuple[str | int, fx.Node]]:
+        """The further arguments, with the names of the first module's, and the defaults that all modules agree on."""
+        steps = [step.number for step in self.plan.steps if step.number < len(self.places)]
+        signatures = [_parameters(self.stack.flat()[number]) for number in steps]
+        found: list[tuple[str | int, str, Any]] = []
+        for name in self.plan.arguments:
+            assert is_argument(name), "names become code"
+            known = [_find(signature, name) for signature in signatures]
+            defaults = {p.default if p is not None and _is_simple(p.default) else EMPTY for p in known}
+            text = name if isinstance(name, str) else known[0].name if known[0] is not None else f"argument{name}"
+            found.append((name, text, defaults.pop() if len(defaults) == 1 else EMPTY))
+        last = max((place for place, (_, _, default) in enumerate(found) if default is EMPTY), default=-1)
+        return [
+            (name, self.graph.placeholder(text, default_value=default if place > last else EMPTY))
+            for place, (name, text, default) in enumerate(found)
+        ]
 
     def _call(self, module: nn.Module, path: str, x: fx.Node) -> fx.Node:
         if is_simple_sequence(module) and not self.arguments:
@@ -79,13 +90,15 @@ class Chain:
         """Whether the aggregate may be one of the sources itself."""
         return len(sources) < 2 or callable(self.stack.aggregation)
 
-    def _is_read_after(self, place: int) -> bool:
-        """Whether a later step reads something that the step at `place` reads, which modules may change in place."""
-        base = {step.number: step.reads[0] for step in self.plan.steps if step.how is not None}
-        here, *later = (
-            {base.get(k, k) for k in (step.reads or (-1,))} for step in self.plan.steps[place:] if step.how is None
-        )
-        return any(here & other for other in later)
+    def _is_read_elsewhere(self, step: Step) -> bool:
+        """Whether another step reads something that this one does, which a module may change in place."""
+        base = {each.number: each.reads[0] for each in self.plan.steps if each.how is not None}
+
+        def sources(each: Step) -> set[int]:
+            return {base.get(k, k) for k in each.reads or (-1,)}
+
+        others = [each for each in self.plan.steps if each.how is None and each is not step]
+        return any(sources(step) & sources(other) for other in others)
 
     def _copied(self, x: fx.Node) -> fx.Node:
         return self.graph.call_method("clone", (x,)) if self.plan.tensors else self.graph.call_function(cloned, (x,))
@@ -94,23 +107,25 @@ class Chain:
         """One source as it is; the sum or the mean of several; or what the user's own aggregation makes of any."""
         aggregation = self.stack.aggregation
         if callable(aggregation):
-            dtype = self.stack.masks.real.dtype
+            kind = self.stack.masks.real.dtype
             if self.plan.tensors:
-                ones = self.graph.call_method("new_ones", (sources[0], len(sources)), {"dtype": dtype})
+                ones = self.graph.call_method("new_ones", (sources[0], len(sources)), {"dtype": kind})
             else:
-                ones = self.graph.call_function(ones_for, (sources, dtype))
+                ones = self.graph.call_function(ones_for, (sources, kind))
             if isinstance(aggregation, nn.Module):
                 return self.graph.call_module("aggregation", (sources, ones))
             return self.graph.call_function(_function(aggregation), (sources, ones))
         first, *others = sources
         if not others:
             return first
-        x = self.graph.call_method("float", (first,)) if self.plan.half else first
+        x, dtype = first, self.graph.call_function(getattr, (first, "dtype")) if self.plan.half else None
+        if dtype is not None:  # a sum in float16 may overflow
+            x = self.graph.call_method("to", (x, self.graph.call_function(torch.promote_types, (dtype, torch.float32))))
         for y in others:
             x = self.graph.call_function(operator.add, (x, y))
         if aggregation == "mean":
             x = self.graph.call_function(operator.truediv, (x, len(sources)))
-        return self.graph.call_method("half", (x,)) if self.plan.half else x
+        return x if dtype is None else self.graph.call_method("to", (x, dtype))
 
     def _aligned(self, sources: Sequence[fx.Node], how: Subsample | Wanted) -> fx.Node:
         y = sources[0]
@@ -119,11 +134,15 @@ class Chain:
             if any(stride > 1 for stride in how.strides):
                 places = (slice(None), slice(None), *(slice(None, None, stride) for stride in how.strides))
                 y = self.graph.call_function(operator.getitem, (y, places))
+            if how.like is not None and not all(map(is_ours, self.stack.flat())):  # ours round up, as slices do
+                self._check_same(y, sources[-1], range(2, 2 + len(how.strides)))
             padding = [0, 0] * len(how.strides) + [0, how.zeros]
             return self.graph.call_function(F.pad, (y, padding)) if how.zeros else y
         assert self.stack.align is not None
         shape = self.graph.call_function(getattr, (sources[-1], "shape")) if how.like is not None else None
         shape = shape or self.graph.call_function(torch.Size, (list(self._lengths(y, how)),))
+        if isinstance(self.stack.align, nn.Module):
+            return self.graph.call_module("align", (y, shape))
         return self.graph.call_function(_function(self.stack.align), (y, shape))
 
     def _lengths(self, y: fx.Node, how: Wanted) -> Iterator[fx.Node | int]:
@@ -142,19 +161,30 @@ class Chain:
     def _check(self, y: fx.Node, unseen: Axes) -> None:
         """Rather an error than a guess."""
         for axis, length in unseen:
-            found = self.graph.call_method("size", (y, axis))
-            same = self.graph.call_function(operator.eq, (found, length))
-            text = (
+            self._expect(
+                (self.graph.call_method("size", (y, axis)), length),
                 f"axis {axis} of an output had length {length} when the network was pruned, which did not show how it "
-                "is aligned at other lengths. Prune with an example of this size."
+                "is aligned at other lengths. Prune with an example of this size.",
             )
-            self.graph.call_function(torch._assert, (same, text))
+
+    def _check_same(self, y: fx.Node, like: fx.Node, axes: Iterable[int]) -> None:
+        """Rather an error than a sum that is broadcast."""
+        for axis in axes:
+            self._expect(
+                (self.graph.call_method("size", (y, axis)), self.graph.call_method("size", (like, axis))),
+                "an input of this size needs sources aligned in another way than the example did. "
+                "Prune with an example of this size.",
+            )
+
+    def _expect(self, both: tuple[fx.Node, fx.Node | int], text: str) -> None:
+        same = self.graph.call_function(operator.eq, both)
+        self.graph.call_function(torch._assert, (same, text))
 
 
 def _never_in_place(module: nn.Module) -> bool:
     if is_simple_sequence(module):
         return _never_in_place(cast(nn.Sequential, module)[0])
-    return is_ours(module) or is_plain(module, NEVER_IN_PLACE)
+    return (is_ours(module) and not isinstance(module, MaskedStack)) or is_plain(module, NEVER_IN_PLACE)
 
 
 def _parameters(module: nn.Module) -> list[inspect.Parameter]:
@@ -163,9 +193,20 @@ def _parameters(module: nn.Module) -> list[inspect.Parameter]:
     return [p for p in inspect.signature(module.forward).parameters.values() if p.kind in named]
 
 
+def _find(signature: list[inspect.Parameter], name: str | int) -> inspect.Parameter | None:
+    """The argument of this name, or at this place."""
+    if isinstance(name, int):
+        return signature[name] if name < len(signature) else None
+    return next((p for p in signature if p.name == name), None)
+
+
+def _is_simple(default: object) -> bool:
+    return default is None or isinstance(default, bool | int | float | str)
+
+
 def _function(call: Callable[..., Any]) -> Callable[..., Any]:
     """The same as a function with a name, which graphs need."""
-    if hasattr(call, "__name__"):
+    if getattr(call, "__name__", "<lambda>") != "<lambda>":
         return call
 
     def called(*args: Any) -> Any:

@@ -34,6 +34,7 @@ def check(model: nn.Module, pruned: nn.Module, args: Any, kwargs: Mapping[str, A
             raise ConnectivityError(
                 f"{what}the pruned network differs from the model by {apart:.1e} of the largest output, more than "
                 f"{allowed:.0e}; perhaps the model is random in eval mode, or hooks change what its stacks compute."
+                + ("" if exact else " See whether it is pruned without folding and merging.")
             )
         largest = max(largest, apart)
     return largest
@@ -78,7 +79,7 @@ def _apart(expected: Any, found: Any) -> float:
     tensors = [[leaf for leaf in tree_leaves(y) if isinstance(leaf, Tensor)] for y in (expected, found)]
     if not tensors[0]:
         raise ConnectivityError(f"the model returned a {type(expected).__name__} without tensors to compare.")
-    if [y.shape for y in tensors[0]] != [y.shape for y in tensors[1]]:
+    if [(y.shape, y.dtype) for y in tensors[0]] != [(y.shape, y.dtype) for y in tensors[1]]:
         return math.inf
     return max(_ratio(*pair) for pair in zip(*tensors, strict=True))
 

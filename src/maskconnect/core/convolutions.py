@@ -10,6 +10,9 @@ from torch import Tensor, fx, nn
 
 from maskconnect.core.graphs import calls_of, is_plain
 
+CHANNELS = -3
+"""The axis of channels, whether or not images come in batches."""
+
 
 class Calls:
     """The modules of a network that one node alone calls; merging makes none of them be called more often."""
@@ -35,27 +38,29 @@ class Calls:
 
 def geometry(conv: nn.Conv2d) -> tuple[Any, ...]:
     """All but the channels; convolutions of one geometry could be one."""
-    place = conv.weight.device, conv.weight.dtype, conv.weight.requires_grad
+    place = conv.weight.device, conv.weight.dtype
     return conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.padding_mode, conv.bias is None, *place
 
 
-def like(conv: nn.Conv2d, weight: Tensor, bias: Tensor | None, groups: int = 1) -> nn.Conv2d:
-    """A convolution of the same geometry with other weights."""
+def like(convs: Sequence[nn.Conv2d], weight: Tensor, bias: Tensor | None, groups: int = 1) -> nn.Conv2d:
+    """A convolution of the geometry of these with other weights, to be trained if one of them is."""
+    first = convs[0]
     new = nn.Conv2d(
         weight.shape[1] * groups,
         weight.shape[0],
-        conv.kernel_size,  # type: ignore[arg-type]
-        conv.stride,  # type: ignore[arg-type]
-        conv.padding,  # type: ignore[arg-type]
-        conv.dilation,  # type: ignore[arg-type]
+        first.kernel_size,  # type: ignore[arg-type]
+        first.stride,  # type: ignore[arg-type]
+        first.padding,  # type: ignore[arg-type]
+        first.dilation,  # type: ignore[arg-type]
         groups,
-        padding_mode=conv.padding_mode,
+        padding_mode=first.padding_mode,
         bias=bias is not None,
         device="meta",
     )
-    new.weight = nn.Parameter(weight.detach(), conv.weight.requires_grad)
-    new.bias = None if bias is None else nn.Parameter(bias.detach(), conv.weight.requires_grad)
-    return new.train(conv.training)
+    trained = any(p.requires_grad for conv in convs for p in conv.parameters())
+    new.weight = nn.Parameter(weight.detach(), trained)
+    new.bias = None if bias is None else nn.Parameter(bias.detach(), trained)
+    return new.train(first.training)
 
 
 def biases(convs: Sequence[nn.Conv2d]) -> list[Tensor]:
@@ -65,10 +70,10 @@ def biases(convs: Sequence[nn.Conv2d]) -> list[Tensor]:
 
 def joined_norm(norms: Sequence[nn.BatchNorm2d]) -> nn.BatchNorm2d | None:
     """One batch norm for the channels of all."""
-    kinds = {(n.eps, n.momentum, n.affine, n.track_running_stats, n.training) for n in norms}
+    kinds = {(n.eps, n.momentum, n.affine, n.track_running_stats) for n in norms}
     if len(kinds) != 1:
         return None
-    eps, momentum, affine, track, training = kinds.pop()
+    eps, momentum, affine, track = kinds.pop()
     first = next(iter([*norms[0].parameters(), *norms[0].buffers()]), torch.empty(0))
     joined = nn.BatchNorm2d(
         sum(n.num_features for n in norms), eps, momentum, affine, track, device=first.device, dtype=first.dtype
@@ -77,6 +82,6 @@ def joined_norm(norms: Sequence[nn.BatchNorm2d]) -> nn.BatchNorm2d | None:
     joined.load_state_dict(
         {name: torch.cat([s[name] for s in state]) if value.dim() else value for name, value in state[0].items()}
     )
-    for name, parameter in joined.named_parameters():
-        parameter.requires_grad_(dict(norms[0].named_parameters())[name].requires_grad)
-    return joined.train(training)
+    for p in joined.parameters():
+        p.requires_grad_(any(own.requires_grad for n in norms for own in n.parameters()))
+    return joined.train(norms[0].training)

@@ -1,12 +1,11 @@
-"""Batch norms folded into the convolutions (or linear layers) before them, for inference."""
+"""Batch norms folded into the convolutions before them, for inference."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import cast
 
 from torch import fx, nn
-from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from maskconnect.core.graphs import CONVOLUTIONS, NORMS, calls_of, is_plain
 
@@ -18,7 +17,7 @@ def fold_(network: fx.GraphModule) -> None:
         layer = network.get_submodule(path)
         users = [user for node in nodes for user in node.users]
         paths = {user.target if user.op == "call_module" else None for user in users}
-        if not is_plain(layer, (*CONVOLUTIONS, nn.Linear)) or len(paths) != 1 or len(users) != len(nodes):
+        if not is_plain(layer, CONVOLUTIONS) or len(paths) != 1 or len(users) != len(nodes):
             continue
         (norm_path,) = paths
         if norm_path is None or calls[str(norm_path)] != users:
@@ -32,13 +31,9 @@ def fold_(network: fx.GraphModule) -> None:
             network.graph.erase_node(user)
 
 
-def _fused(layer: nn.Module, norm: nn.Module) -> nn.Module:
-    training, fuse = layer.training, _fusion(layer)
-    fused = fuse(layer.eval(), norm.eval())
+def _fused(conv: nn.Module, norm: nn.Module) -> nn.Module:
+    training = conv.training
+    fused = fuse_conv_bn_eval(cast(nn.Conv2d, conv.eval()), cast(nn.BatchNorm2d, norm.eval()))
     for p in fused.parameters():
-        p.requires_grad_(next(layer.parameters()).requires_grad)
+        p.requires_grad_(next(conv.parameters()).requires_grad)
     return fused.train(training)
-
-
-def _fusion(layer: nn.Module) -> Callable[[Any, Any], nn.Module]:
-    return fuse_linear_bn_eval if isinstance(layer, nn.Linear) else fuse_conv_bn_eval

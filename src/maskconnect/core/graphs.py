@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 from torch import fx, nn
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Hardswish)
 
 NOTES = "maskconnect"
-"""Under which name the graphs of a pruned network note, in their `meta`, how they were made."""
+"""Under which name the graphs of a pruned network note how they were made."""
 
 
 def graph_module(root: nn.Module, graph: fx.Graph) -> fx.GraphModule:
@@ -24,13 +25,25 @@ def graph_module(root: nn.Module, graph: fx.Graph) -> fx.GraphModule:
     modes = {name: part.training for name, part in root.named_modules(remove_duplicate=False)}
     for name, part in made.named_modules():
         part.training = modes[name]
-    made.meta[NOTES] = {}
+    note_(made, path="")
     return made
 
 
+def note_(graph: fx.GraphModule, **notes: Any) -> None:
+    """Add to the notes of a graph, twice: copying keeps `meta`, and pickling the attribute."""
+    graph.meta[NOTES] = {**notes_of(graph), **notes}
+    graph.maskconnect = graph.meta[NOTES]
+
+
+def notes_of(module: nn.Module) -> dict[str, Any]:
+    """How a graph that pruning has made was made; of other modules nothing."""
+    found = getattr(module, "meta", {}).get(NOTES) or module.__dict__.get(NOTES) or {}
+    return dict(found) if isinstance(module, fx.GraphModule) else {}
+
+
 def is_graph_of_ours(module: nn.Module) -> bool:
-    """Whether a module is a graph that pruning has made; users may have graphs of their own."""
-    return isinstance(module, fx.GraphModule) and NOTES in module.meta
+    """Whether pruning has made this graph; users may have graphs of their own."""
+    return bool(notes_of(module))
 
 
 def is_ours(module: nn.Module) -> bool:
@@ -50,7 +63,11 @@ def calls_of(network: fx.GraphModule) -> dict[str, list[fx.Node]]:
 def is_plain(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:
     """Whether a module is of one of these kinds exactly, and nobody looks at or changes what it does."""
     return type(module) in kinds and not (
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+        "forward" in module.__dict__
+        or module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
     )
 
 

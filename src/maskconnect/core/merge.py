@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from maskconnect.core.convolutions import Calls, biases, geometry, like
+from maskconnect.core.convolutions import CHANNELS, Calls, biases, geometry, like
 from maskconnect.core.siblings import Siblings, follows, join_neighbours
 from maskconnect.core.sums import replace, sums_of, terms_of
 
@@ -42,7 +42,8 @@ def _merge_sum(calls: Calls, root: fx.Node) -> None:
     alike: dict[Any, list[fx.Node]] = {}
     for node, factor in terms:
         conv = calls.convolution(node)
-        if conv is not None and factor == 1 and len(node.users) == 1:
+        # With a stride, inputs of different sizes may have outputs of the same.
+        if conv is not None and factor == 1 and len(node.users) == 1 and set(conv.stride) == {1}:
             alike.setdefault((conv.out_channels, *geometry(conv)), []).append(node)
     for nodes in alike.values():
         if len(nodes) < 2:
@@ -50,10 +51,10 @@ def _merge_sum(calls: Calls, root: fx.Node) -> None:
         convs: list[nn.Conv2d] = [calls.module(node) for node in nodes]
         found = biases(convs)
         weight = torch.cat([conv.weight.detach() for conv in convs], dim=1)
-        merged = like(convs[0], weight, torch.stack(found).sum(0) if found else None)
+        merged = like(convs, weight, torch.stack(found).sum(0) if found else None)
         network.set_submodule(str(nodes[0].target), merged)
         with network.graph.inserting_before(root):
-            together = network.graph.call_function(torch.cat, ([node.args[0] for node in nodes],), {"dim": 1})
+            together = network.graph.call_function(torch.cat, ([node.args[0] for node in nodes],), {"dim": CHANNELS})
             new = network.graph.call_module(str(nodes[0].target), (together,))
         terms = [(new, 1.0), *((node, factor) for node, factor in terms if node not in nodes)]
     if terms != before:

@@ -13,7 +13,7 @@ from typing import Any, cast
 from torch import fx, nn
 
 from maskconnect.core.chain import Chain
-from maskconnect.core.graphs import NOTES, graph_module, is_graph_of_ours, is_ours, is_simple_sequence
+from maskconnect.core.graphs import graph_module, is_graph_of_ours, is_ours, is_simple_sequence, note_
 from maskconnect.core.layerwise import LayerAggregation
 from maskconnect.core.plan import Plan, alive_blocks
 from maskconnect.core.stack import MaskedStack
@@ -48,7 +48,7 @@ def _written_out(module: nn.Module, made: dict[nn.Module, nn.Module]) -> nn.Modu
         if is_ours(module):
             made[module] = graph = graph_module(module, _Tracer().trace(module))
             if hasattr(module, "describe"):
-                graph.meta[NOTES] = {"architecture": cast(Any, module).describe()}
+                note_(graph, architecture=cast(Any, module).describe())
         for name, child in module._modules.items():
             if child is not None and not is_ours(module):
                 module._modules[name] = _written_out(child, made)

@@ -6,18 +6,17 @@ and how many channels of zeros they get.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import keyword
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
-from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
-from torch import Size, Tensor, nn
+from torch import Size, nn
 
 from maskconnect.core.align import align
-from maskconnect.core.count import stacks_of
+from maskconnect.core.example import Pass
 from maskconnect.core.layerwise import LayerAggregation
 from maskconnect.core.outputs import Shapes
 from maskconnect.core.stack import MaskedStack
@@ -30,6 +29,7 @@ Axes = tuple[tuple[int, int], ...]
 class Subsample:
     """What `align` did to a source in the example, in numbers."""
 
+    like: int | None  # a module that stays, whose positions the source must have afterwards
     strides: tuple[int, ...]  # of the axes after the channels
     zeros: int  # further channels
     unseen: Axes  # axes whose strides the example did not show, and their lengths in it
@@ -69,34 +69,52 @@ class Plan:
 
     @classmethod
     def read(cls, found: Mapping[str, Any]) -> Plan:
-        """The plan that `describe` described."""
-        steps = [Step(s["number"], tuple(s["reads"]), _how(s["how"])) for s in found["steps"]]
+        """The plan that `describe` described; a ValueError, KeyError or TypeError if it is none.
+
+        Whoever wrote it, it must not be able to do more than a plan can: names become code.
+        """
+        steps = [Step(_number(s["number"]), tuple(map(_number, s["reads"])), _how(s["how"])) for s in found["steps"]]
+        for name in found["arguments"]:
+            if not is_argument(name):
+                raise ValueError(f"{name!r} is no argument")
+        for name in ("half", "tensors"):
+            if not isinstance(found[name], bool):
+                raise ValueError(f"{name} is {found[name]!r}")
         return cls(tuple(steps), tuple(found["arguments"]), found["half"], found["tensors"])
+
+
+def is_argument(name: object) -> bool:
+    """Whether this is the place of an argument, or a name that one can have."""
+    if isinstance(name, str):
+        return name.isidentifier() and not keyword.iskeyword(name)
+    return type(name) is int and 0 < name < 256
+
+
+def _number(found: object) -> int:
+    if type(found) is not int or not 0 <= found < 2**40:
+        raise ValueError(f"{found!r} is no number of a plan")
+    return found
 
 
 def _how(found: Mapping[str, Any] | None) -> Subsample | Wanted | None:
     if found is None:
         return None
-    unseen = tuple((axis, length) for axis, length in found["unseen"])
+    like = None if found["like"] is None else _number(found["like"])
+    unseen, scale = (
+        tuple((_number(first), _number(second)) for first, second in found.get(name, ()))
+        for name in ("unseen", "scale")
+    )
     if "strides" in found:
-        return Subsample(tuple(found["strides"]), found["zeros"], unseen)
-    return Wanted(found["like"], found["rank"], tuple((up, down) for up, down in found["scale"]), unseen)
-
-
-class Pass(NamedTuple):
-    """What an example showed in one run of a stack."""
-
-    shapes: Shapes
-    arguments: tuple[str | int, ...]
-    half: set[bool]
-    tensors: set[bool]
+        return Subsample(like, tuple(map(_number, found["strides"])), _number(found["zeros"]), unseen)
+    return Wanted(like, _number(found["rank"]), scale, unseen)
 
 
 def plan_of(stack: MaskedStack, name: str, passes: Sequence[Pass]) -> Plan:
     """What a frozen stack does, as an example showed."""
     together = isinstance(stack.aggregation, LayerAggregation)
     plans = {
-        Plan(() if together else steps_of(stack, p.shapes), p.arguments, any(p.half), all(p.tensors)) for p in passes
+        Plan(() if together else steps_of(stack, p.shapes), p.arguments, p.half == {True}, all(p.tensors))
+        for p in passes
     }
     if len(plans) != 1:
         times = f"{len(passes)} times, and not always alike in its arguments or in how sources are aligned"
@@ -120,7 +138,7 @@ def steps_of(stack: MaskedStack, shapes: Shapes) -> tuple[Step, ...]:
             how = _alignment(stack, shapes, k, like)
             if how is not None and (k, how) not in aligned:
                 aligned[k, how] = len(shapes) + len(aligned)
-                shaped = (how.like,) if isinstance(how, Wanted) and how.like is not None else ()
+                shaped = () if how.like is None else (how.like,)
                 steps.append(Step(aligned[k, how], (k, *shaped), how))
             numbers.append(k if how is None else aligned[k, how])
         return tuple(numbers)
@@ -140,15 +158,16 @@ def _alignment(stack: MaskedStack, shapes: Shapes, k: int, like: int) -> Subsamp
     found, wanted = shapes[k], shapes[like]
     if k == like or found is None or wanted is None:
         return None
+    alive = stack.masks.settled().alive
+    same = next((m for m in reversed(range(like + 1)) if alive[m] and shapes[m] == wanted), None)
     if stack.align is None:
         axes = range(2, len(found)) if len(found) > 3 else ()
         strides = tuple(_scale(found[axis], wanted[axis])[1] for axis in axes)
-        unseen = tuple((axis, found[axis]) for axis in axes if wanted[axis] == 1)  # any stride leads to 1 position
-        return Subsample(strides, wanted[1] - found[1], unseen) if found != wanted or unseen else None
+        # Any stride leads to 1 position, and to other lengths `align` may come by a power of two.
+        unseen = tuple((a, found[a]) for a, s in zip(axes, strides, strict=True) if wanted[a] == 1 or s & (s - 1))
+        return Subsample(same, strides, wanted[1] - found[1], unseen) if found != wanted or unseen else None
     if found == wanted:
         return None
-    alive = stack.masks.settled().alive
-    same = next((m for m in reversed(range(like + 1)) if alive[m] and shapes[m] == wanted), None)
     lengths = list(zip((*found, *(1 for _ in wanted)), wanted, strict=False))
     scale = tuple(_scale(*pair) if axis < len(found) else (pair[1], 1) for axis, pair in enumerate(lengths))
     unseen = tuple((axis, n) for axis, (n, m) in enumerate(lengths) if n != m == 1 or min(scale[axis]) > 1)
@@ -159,32 +178,6 @@ def _scale(found: int, wanted: int) -> tuple[int, int]:
     """`up` and `down` that lead from a length to another: 1 and a stride where `align` has one."""
     view = align(torch.empty(1, 1, found, 1, device="meta"), Size((1, 1, wanted, 1)))
     return Fraction(wanted, max(found, 1)).as_integer_ratio() if view is None else (1, view.stride(2))
-
-
-@contextmanager
-def watched(model: nn.Module) -> Iterator[dict[MaskedStack, list[Pass]]]:
-    """Note the output shapes of all modules in each pass of each stack, of the unused ones too."""
-    seen: dict[MaskedStack, list[Pass]] = {stack: [] for _, stack in stacks_of(model)}
-
-    def begin(stack: MaskedStack, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        stack._shapes.clear()  # so that unused modules run too, for their shapes
-        seen[stack].append(Pass([], (*range(1, len(args)), *kwargs), set(), set()))
-
-    def note(stack: MaskedStack, module: nn.Module, _: Any, y: Any) -> None:
-        shapes, _, half, tensors = seen[stack][-1] if seen[stack] else Pass([], (), set(), set())
-        if seen[stack] and len(shapes) < len(stack.flat()):  # else the model runs the module by itself, too
-            shapes.append(y.shape if isinstance(y, Tensor) and not y.is_nested else None)
-            half.add(isinstance(y, Tensor) and y.dtype == torch.float16)
-            tensors.add(isinstance(y, Tensor))
-
-    handles = [stack.register_forward_pre_hook(begin, with_kwargs=True) for stack in seen]
-    for stack in seen:
-        handles += [module.register_forward_hook(partial(note, stack)) for module in dict.fromkeys(stack.flat())]
-    try:
-        yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def alive_blocks(stack: MaskedStack) -> nn.ModuleDict:

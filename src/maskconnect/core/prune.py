@@ -17,15 +17,17 @@ from torch.nn.parallel import DistributedDataParallel
 
 from maskconnect.core.compare import check, difference, output_of
 from maskconnect.core.count import PrunedCount, pruned_parameters, stacks_of
+from maskconnect.core.example import watched
 from maskconnect.core.fold import fold_
-from maskconnect.core.graphs import NOTES, is_graph_of_ours
+from maskconnect.core.graphs import is_graph_of_ours, note_
+from maskconnect.core.inplace import write_over_
 from maskconnect.core.merge import merge_
 from maskconnect.core.plain import plain_network
-from maskconnect.core.plan import Plan, plan_of, watched
-from maskconnect.core.sums import pad_once_, share_, write_over_
+from maskconnect.core.plan import Plan, plan_of
+from maskconnect.core.sums import pad_once_, share_
 from maskconnect.errors import ConfigError, ConnectivityError
 
-__all__ = ["NOTES", "PrunedCount", "apply", "difference", "prune", "prune_and_compare", "pruned_parameters"]
+__all__ = ["PrunedCount", "apply", "difference", "prune", "prune_and_compare", "pruned_parameters"]
 
 logger = logging.getLogger("maskconnect")
 
@@ -75,7 +77,10 @@ def apply(model: nn.Module, plans: Mapping[str, Plan], *, fold: bool, merge: boo
 
     Every graph in it notes how it was made, as plain data, so that it can be made again.
     """
-    stacks = {name: {"wiring": stack.wiring(), **plans[name].describe()} for name, stack in stacks_of(model)}
+    stacks = {
+        name: {"wiring": stack.wiring(), "aggregation": stack.described_aggregation(), **plans[name].describe()}
+        for name, stack in stacks_of(model)
+    }
     network = plain_network(model, plans)
     for name, part in list(network.named_modules()):
         if is_graph_of_ours(part):
@@ -89,11 +94,5 @@ def apply(model: nn.Module, plans: Mapping[str, Plan], *, fold: bool, merge: boo
             part.graph.lint()
             part.delete_all_unused_submodules()
             part.recompile()
-            part.meta[NOTES] = {
-                **part.meta[NOTES],
-                "path": name,
-                "fold": fold,
-                "merge": merge,
-                "stacks": stacks,
-            }
+            note_(part, path=name, fold=fold, merge=merge, stacks=stacks)
     return network

@@ -8,10 +8,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import fx, nn
 
-from maskconnect.core.convolutions import Calls, biases, geometry, joined_norm, like
-from maskconnect.core.graphs import is_plain
-
-ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Hardswish)
+from maskconnect.core.convolutions import CHANNELS, Calls, biases, geometry, joined_norm, like
+from maskconnect.core.graphs import ACTIVATIONS, is_plain
 
 
 class Siblings:
@@ -29,7 +27,7 @@ class Siblings:
         convs = [self.calls.module(node) for node in self.parts]
         found = biases(convs)
         weight = torch.cat([conv.weight.detach() for conv in convs])
-        self._append(x, like(convs[0], weight, torch.cat(found) if found else None), after=self.parts[0].prev)
+        self._append(x, like(convs, weight, torch.cat(found) if found else None), after=self.parts[0].prev)
         while self._step():
             pass
         self._hand_out()
@@ -62,7 +60,7 @@ class Siblings:
                 found = biases(modules)
                 weight = torch.cat([m.weight.detach() for m in modules])
                 self.widths = [m.out_channels for m in modules]
-                return like(first, weight, torch.cat(found) if found else None, groups=len(modules))
+                return like(modules, weight, torch.cat(found) if found else None, groups=len(modules))
         return None
 
     def _append(self, x: fx.Node, module: nn.Module, after: fx.Node | None = None) -> None:
@@ -77,7 +75,7 @@ class Siblings:
         start, after = 0, self.merged
         for node, width in zip(self.parts, self.widths, strict=True):
             with self.graph.inserting_after(after):
-                after = self.graph.call_function(torch.narrow, (self.merged, 1, start, width))
+                after = self.graph.call_function(torch.narrow, (self.merged, CHANNELS, start, width))
             start += width
             if any(map(self._writes_over, node.users)):
                 with self.graph.inserting_after(after):  # what is written over must not be a part of the whole
@@ -105,7 +103,7 @@ def join_neighbours(network: fx.GraphModule) -> None:
     """Channels that were taken apart and are put together again need neither."""
     graph = network.graph
     for node in graph.nodes:
-        if node.op != "call_function" or node.target is not torch.cat or node.kwargs != {"dim": 1}:
+        if node.op != "call_function" or node.target is not torch.cat or node.kwargs != {"dim": CHANNELS}:
             continue
         parts: list[_Part] = []
         for part in map(_Part.of, cast(Sequence[fx.Node], node.args[0])):
@@ -138,7 +136,7 @@ class _Part(NamedTuple):
     def write(self, network: fx.GraphModule) -> fx.Node:
         if self.width < 0 or self.width == _channels(network, self.whole):
             return self.whole
-        return network.graph.call_function(torch.narrow, (self.whole, 1, self.start, self.width))
+        return network.graph.call_function(torch.narrow, (self.whole, CHANNELS, self.start, self.width))
 
 
 def _channels(network: fx.GraphModule, node: fx.Node) -> int:

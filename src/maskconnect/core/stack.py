@@ -112,6 +112,10 @@ class MaskedStack(nn.Module):
         if self.training:
             self._growth.look(second, output)
 
+    def described_aggregation(self) -> str:
+        """Its name, or "own" where it is the user's."""
+        return self.aggregation if isinstance(self.aggregation, str) else "own"
+
     def flat(self) -> list[nn.Module]:
         """All modules, in the order in which they run."""
         if not self.layout.layered:

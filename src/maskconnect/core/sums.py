@@ -1,22 +1,19 @@
-"""Sums in a graph: what they are of, those parts that several share, and results written over what nobody needs."""
+"""Sums in a graph: what they are of, and those parts that several share."""
 
 from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
 from typing import Any, cast
 
 import torch
-from torch import fx, nn
+from torch import fx
 from torch.nn import functional as F
 
 Term = tuple[fx.Node, float]
 """A node, and by what it is multiplied."""
-
-FRESH = (nn.modules.conv._ConvNd, nn.modules.batchnorm._BatchNorm)
-"""Modules whose output is a new tensor that their backward pass does not need."""
 
 
 def operands(node: fx.Node) -> tuple[Term, Term] | None:
@@ -131,55 +128,3 @@ def _pairs(terms: Sequence[Term], place: dict[fx.Node, int]) -> Iterator[tuple[f
     """All pairs of terms that are not multiplied, in the order of the graph."""
     simple = {node for node, factor in terms if factor == 1}
     return combinations(sorted(simple, key=lambda node: (place[node], node.name)), 2)
-
-
-def write_over_(network: fx.GraphModule) -> None:
-    """Let sums, quotients and activations take the place of a new tensor that nothing else reads."""
-    for node in network.graph.nodes:
-        if node.op != "call_function" or node.target not in IN_PLACE or not isinstance(node.args[0], fx.Node):
-            continue
-        parts = operands(node)
-        if parts is not None and not _is_free(network, parts[0][0]) and _is_free(network, parts[1][0]):
-            if parts[1][1] != 1:
-                continue
-            node.args = (parts[1][0], parts[0][0])
-        if _is_free(network, node.args[0]):
-            IN_PLACE[node.target](node)
-
-
-def _is_free(network: fx.GraphModule, node: Any) -> bool:
-    """Whether a tensor is new, and is read here alone."""
-    if not isinstance(node, fx.Node) or len(node.users) != 1:
-        return False
-    if node.op == "call_module":
-        return isinstance(network.get_submodule(str(node.target)), FRESH)
-    return node.op == "call_function" and node.target in (
-        operator.add,
-        torch.add,
-        operator.iadd,
-        operator.truediv,
-        F.pad,
-    )
-
-
-def _to(function: Callable[..., Any], **options: Any) -> Callable[[fx.Node], None]:
-    def change(node: fx.Node) -> None:
-        node.target = function
-        node.kwargs = {**node.kwargs, **options}
-
-    return change
-
-
-def _multiplied(node: fx.Node) -> None:
-    if node.kwargs:
-        node.op, node.target = "call_method", "add_"
-    else:
-        node.target = operator.iadd
-
-
-IN_PLACE: dict[Any, Callable[[fx.Node], None]] = {
-    operator.add: _to(operator.iadd),
-    torch.add: _multiplied,
-    operator.truediv: _to(operator.itruediv),
-    F.relu: _to(F.relu, inplace=True),
-}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import secrets
 from collections.abc import Callable
@@ -32,7 +33,7 @@ def checked_place(path: Path | str, *, overwrite: bool) -> Path:
     if not place.parent.is_dir():
         raise ConfigError(f"the folder {place.parent} does not exist; make it, or write to another.")
     if place.exists() and not overwrite:
-        raise ConfigError(f"{place} exists; choose another name, or replace it by --overwrite (overwrite=True).")
+        raise ConfigError(f"{place} exists; choose another name, or replace it by --overwrite.")
     return place
 
 
@@ -53,7 +54,8 @@ def write_checked(place: Path, content: bytes, network: nn.Module, example: Tens
     except OSError as error:
         raise CheckpointError(f"{place} cannot be written: {error.strerror or error}.") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
     return apart
 
 

@@ -18,6 +18,7 @@ from maskconnect.training.files import write_atomically
 NAME = "maskconnect.json"
 FORMAT = 1
 CHECKSUM = re.compile(rb'"checksum": "[0-9a-f]*"')
+KINDS = ("learned", "frozen", "pruned")
 
 
 def version() -> str:
@@ -31,7 +32,10 @@ def write_description(folder: Path, content: dict[str, Any], files: list[str]) -
     """Describe what is in a folder; `files` are already there."""
     sums = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in files}
     whole = {"format": FORMAT, "maskconnect": version(), **content, "files": sums, "checksum": ""}
-    text = (json.dumps(whole, indent=1, ensure_ascii=False) + "\n").encode()
+    try:
+        text = (json.dumps(whole, indent=1, ensure_ascii=False) + "\n").encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{error.object[error.start :]!r} in the name of a class is no text; give another.") from None
     checksum = hashlib.sha256(text).hexdigest()
     write_atomically(folder / NAME, CHECKSUM.sub(f'"checksum": "{checksum}"'.encode(), text))
 
@@ -41,8 +45,10 @@ def read_description(folder: Path) -> dict[str, Any]:
     place = folder / NAME
     try:
         text = place.read_bytes()
-    except FileNotFoundError:
-        raise ConfigError(f"{folder} holds no saved network: there is no {NAME} in it.") from None
+    except (FileNotFoundError, NotADirectoryError):
+        found = "holds no saved network" if folder.is_dir() else "is no folder" if folder.exists() else "does not exist"
+        run = " It is the folder of a run; see: maskconnect prune --help." if (folder / "recipe.toml").exists() else ""
+        raise ConfigError(f"{folder} {found}; needed is a folder that mc.save wrote, with a {NAME}.{run}") from None
     except OSError as error:
         raise CheckpointError(f"{place} cannot be read: {error.strerror}.") from None
     try:
@@ -54,9 +60,34 @@ def read_description(folder: Path) -> dict[str, Any]:
     _check_version(place, found)
     if found.get("checksum") != hashlib.sha256(CHECKSUM.sub(b'"checksum": ""', text)).hexdigest():
         raise CheckpointError(f"{place} is damaged, or was changed by hand: its checksum is wrong. Use another copy.")
+    try:
+        _check_content(found)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{place} does not describe a network: {error!r}.") from None
     for name, checksum in found["files"].items():
-        _check_file(folder / Path(name).name, checksum)
+        _check_file(folder / name, checksum)
     return found
+
+
+def _check_content(found: dict[str, Any]) -> None:
+    """What it says is what can be said; a KeyError, TypeError or ValueError if not."""
+    classes = found["classes"]
+    pruned = found["kind"] == "pruned"
+    checks = {
+        "kind": found["kind"] in KINDS,
+        "architecture": found["architecture"] is None or isinstance(found["architecture"], dict),
+        "classes": classes is None or (isinstance(classes, list) and all(isinstance(name, str) for name in classes)),
+        "preprocessing": found["preprocessing"] is None or isinstance(found["preprocessing"], dict),
+        "stacks": all(isinstance(stack, dict) for stack in found["stacks"].values()),
+        "fold": not pruned or isinstance(found["fold"], bool),
+        "merge": not pruned or isinstance(found["merge"], bool),
+        "norm_group": found.get("norm_group") is None or type(found["norm_group"]) is int,
+        "files": found["weights"] in found["files"] and found["mean"] in (None, *found["files"]),
+        "names of files": all(re.fullmatch(r"[\w-]+\.safetensors", name) for name in found["files"]),
+    }
+    for name, fine in checks.items():
+        if not fine:
+            raise ValueError(name)
 
 
 def _check_version(place: Path, found: dict[str, Any]) -> None:
@@ -70,9 +101,13 @@ def _check_version(place: Path, found: dict[str, Any]) -> None:
         )
 
 
-def _numbers(name: str) -> list[int]:
-    """The numbers of a version, to compare."""
-    return [int(number) for number in re.findall(r"\d+", name.partition("+")[0])]
+def _numbers(name: str) -> tuple[int, ...]:
+    """The numbers of a release, to compare: 0.2, 0.2.0 and 0.2.0rc1 have the same."""
+    found = re.match(r"\d{1,9}(\.\d{1,9})*", name)
+    numbers = [int(number) for number in found.group().split(".")] if found else [10**9]
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return tuple(numbers)
 
 
 def _check_file(path: Path, checksum: str) -> None:

@@ -87,11 +87,18 @@ def _read(path: Path, preprocessing: Preprocessing) -> Tensor | str:
 
 @torch.inference_mode()
 def _likeliest(saved: Saved, x_NCHW: Tensor, top: int) -> list[tuple[Likely, ...]]:
-    with evaluating(saved.network):
-        scores = saved.network(x_NCHW)
-    if scores.dim() != 2 or (saved.classes is not None and scores.shape[1] != len(saved.classes)):
-        found = "x".join(map(str, scores.shape))
-        raise CheckpointError(f"the network gives {found} scores for {len(x_NCHW)} pictures; needed is one a class.")
+    try:
+        with evaluating(saved.network):
+            scores = saved.network(x_NCHW)
+    except RuntimeError as error:
+        size, reason = "x".join(map(str, x_NCHW.shape[1:])), str(error).splitlines()[0].rstrip(".")
+        raise CheckpointError(
+            f"the network cannot read pictures of {size}, which its folder speaks of: {reason}."
+        ) from None
+    classes = None if saved.classes is None else len(saved.classes)
+    if scores.dim() != 2 or classes not in (None, scores.shape[1]):
+        found = "x".join(map(str, scores.shape[1:]))
+        raise CheckpointError(f"the network gives {found} scores a picture, and its folder names {classes} classes.")
     if not bool(scores.isfinite().all()):
         raise CheckpointError("the network gives scores that are not finite; its weights are of no use.")
     probability_NR, class_NR = scores.float().softmax(dim=1).topk(min(top, scores.shape[1]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +14,7 @@ from maskconnect.core.compare import tolerance
 from maskconnect.core.count import stacks_of
 from maskconnect.core.loop import masks_of
 from maskconnect.core.prune import prune_and_compare, pruned_parameters
-from maskconnect.errors import ConfigError
+from maskconnect.errors import ConfigError, integer
 from maskconnect.models import Classifier, ResNetSpec, build, read_spec
 from maskconnect.ship.measure import Times, latency, macs
 from maskconnect.ship.random_pruning import RandomPruning, random_pruning
@@ -24,13 +25,17 @@ from maskconnect.ship.saved import Saved
 class Measures:
     """What to look at, and how long."""
 
-    draws: int = 200  # of random wirings
+    draws: int = 200  # of random wirings; 0: none
     batches: tuple[int, ...] = (1, 64)  # at which to time
-    seconds: float = 10.0  # for each batch
+    seconds: float = 10.0  # for each batch, at most
 
     def __post_init__(self) -> None:
-        if any(batch < 1 for batch in self.batches):
+        if any(integer("a batch", batch) < 1 for batch in self.batches):
             raise ConfigError(f"batches are {list(self.batches)}; each must be 1 or more.")
+        if integer("draws", self.draws) < 0 or self.draws == 1:
+            raise ConfigError(f"draws is {self.draws}; it must be 2 or more, or 0 for no random wirings.")
+        if not 0 <= self.seconds < math.inf:
+            raise ConfigError(f"seconds is {self.seconds}; it must be 0 or more.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,62 +61,74 @@ class Timing:
 class Report:
     """What pruning has done to a network."""
 
+    plain: str | None  # what the plain network is called
     modules: tuple[int, int]  # of stacks: before, after
     parameters: dict[str, int]
     macs: dict[str, int | None]
     timings: tuple[Timing, ...]
-    random: RandomPruning
+    random: RandomPruning | None
     difference: float  # of outputs, relative to the largest
     allowed: float
 
     def describe(self) -> dict[str, Any]:
         """The report as plain data."""
-        rules = {"transitive": self.random.transitive, "one_step": self.random.one_step}
         return {
+            "plain": self.plain,
             "modules": {"frozen": self.modules[0], "pruned": self.modules[1]},
             "parameters": self.parameters,
             "macs": self.macs,
             "latency": [timing.describe() for timing in self.timings],
-            "random_wiring": {
-                "draws": len(self.random.transitive.draws),
-                **{
-                    f"parameters_{name}": {
-                        "learned": left.learned,
-                        "mean": round(left.mean, 1),
-                        "deviation": round(left.deviation, 1),
-                        "smallest": left.smallest,
-                        "largest": left.largest,
-                        "share_that_lost_as_much": left.share_that_lost_as_much(),
-                    }
-                    for name, left in rules.items()
-                },
-            },
+            "random_wiring": None if self.random is None else _describe_random(self.random),
             "difference": self.difference,
             "allowed": self.allowed,
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
         }
 
 
-def prune_saved(
-    saved: Saved,
-    *,
-    fold: bool,
-    merge: bool,
-    measures: Measures,
-    say: Callable[[str], None] = lambda _: None,
-) -> tuple[Saved, Report]:
-    """The pruned network with its classes and preprocessing, and what that has gained. `say` hears of progress."""
-    model = saved.network.eval()
+def _describe_random(random: RandomPruning) -> dict[str, Any]:
+    found: dict[str, Any] = {"draws": len(random.transitive.draws)}
+    for name, left in (("transitive", random.transitive), ("one_step", random.one_step)):
+        found[f"parameters_{name}"] = {
+            "this_wiring": left.learned,
+            "mean": round(left.mean, 1),
+            "deviation": round(left.deviation, 1),
+            "smallest": left.smallest,
+            "largest": left.largest,
+            "share_that_lost_as_much": left.share_that_lost_as_much(),
+        }
+    return found
+
+
+def prune_saved(saved: Saved, *, fold: bool, merge: bool) -> tuple[Saved, float]:
+    """The pruned network with its classes and preprocessing, and by how much its outputs differ."""
     if saved.kind == "pruned":
         raise ConfigError("this network is pruned already.")
     if saved.kind == "learned":
         raise ConfigError("the wiring of this network is still being learned; train it to its end, or freeze it.")
-    example = _example(saved)
-    say("pruning")
-    network, apart = prune_and_compare(model, (example,), fold=fold, merge=merge)
-    network.eval()
-    say(f"counting what {measures.draws} random wirings would lose")
+    network, apart = prune_and_compare(saved.network.eval(), (_example(saved),), fold=fold, merge=merge)
+    return replace(saved, network=network.eval(), kind="pruned"), apart
+
+
+def report_of(
+    before: Saved,
+    after: Saved,
+    apart: float,
+    measures: Measures,
+    *,
+    fold: bool,
+    merge: bool,
+    say: Callable[[str], None] = lambda _: None,
+) -> Report:
+    """What pruning has gained; `fold` and `merge` are how it was done. `say` hears of progress."""
+    model, network, example = before.network.eval(), after.network, _example(before)
     plain = _plain(model, example, fold=fold, merge=merge)
-    report = Report(
+    random = None
+    if measures.draws:
+        say(f"counting what {measures.draws} random wirings would lose")
+        random = random_pruning(model, draws=measures.draws)
+    return Report(
+        plain=None if plain is None else _name(model),
         modules=_modules(model),
         parameters=_parameters(model, network),
         macs={
@@ -120,11 +137,19 @@ def prune_saved(
             "plain": None if plain is None else macs(plain, example),
         },
         timings=tuple(_timed(model, network, plain, example, measures, say)),
-        random=random_pruning(model, draws=measures.draws),
+        random=random,
         difference=apart,
         allowed=tolerance(example, exact=not (fold or merge)),
     )
-    return replace(saved, network=network, kind="pruned"), report
+
+
+def _name(model: nn.Module) -> str:
+    """What people call the plain network of the same spec."""
+    assert isinstance(model, Classifier)
+    spec = read_spec(model.describe())
+    if isinstance(spec, ResNetSpec):
+        return f"ResNet-{spec.depth}"
+    return f"ResNeXt {{{spec.depth},{spec.width},{spec.cardinality}}}"
 
 
 def _example(saved: Saved) -> Tensor:
@@ -168,7 +193,7 @@ def _timed(
     say: Callable[[str], None],
 ) -> Sequence[Timing]:
     found = []
-    for batch in measures.batches:
+    for batch in dict.fromkeys(measures.batches):
         say(f"timing at batch {batch}")
         x = example[:1].expand(batch, -1, -1, -1).contiguous()
         networks = {"frozen": model, "pruned": network, **({} if plain is None else {"plain": plain})}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -23,6 +24,18 @@ def evaluate_run(path: Path, how: Options) -> tuple[dict[str, float], int]:
     network, prepared, machine = load_run(path, how)
     found = predict(network, prepared.test, machine, lambda: None)
     return asdict(found.scores()), len(prepared.test.images)
+
+
+def test_accuracy(path: Path, how: Options, networks: Sequence[nn.Module]) -> list[float] | None:
+    """The top-1 of networks on the test set of a run; None where `how` names no data and the set needs a folder."""
+    folder = ended(path)
+    recipe = folder.recipe()
+    if how.data is None and recipe.data.name not in images.WITHOUT_FOLDER:
+        return None
+    machine = options.prepare(how)
+    prepared = images.prepare(recipe, how, machine.device, mean=trained_mean(folder))
+    prepared.compare(folder.json(DATA))
+    return [predict(network, prepared.test, machine, lambda: None).scores().top1 for network in networks]
 
 
 def load_run(path: Path, how: Options) -> tuple[nn.Module, Prepared, Machine]:

@@ -31,7 +31,7 @@ def load_weights(network: nn.Module, place: Path) -> str:
 
     A classifier for another number of classes starts anew too. Returns what was done, in a sentence.
     """
-    file = next((place / name for name in (MODEL, "model.safetensors") if (place / name).exists()), None)
+    file = next((file for name in (MODEL, "model*.safetensors") for file in sorted(place.glob(name))), None)
     if file is None:
         raise ConfigError(f"--init-from {place}: there is no {MODEL} in it; name the folder of a run that has ended.")
     saved = {name: value for name, value in load_tensors(file).items() if ".masks." not in name}

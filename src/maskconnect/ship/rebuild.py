@@ -1,0 +1,143 @@
+"""What a network is, as plain data, and the network again from that."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from maskconnect.core.compare import difference
+from maskconnect.core.count import stacks_of
+from maskconnect.core.graphs import notes_of
+from maskconnect.core.loop import masks_of
+from maskconnect.core.plan import Plan
+from maskconnect.core.prune import apply
+from maskconnect.core.stack import MaskedStack
+from maskconnect.errors import CheckpointError, ConfigError, MaskConnectError
+from maskconnect.models import Classifier, build, read_spec
+from maskconnect.models.groups import GroupedBatchNorm2d, group_norms_
+
+MOST_LAYERS = 100_000
+PROBE = 64
+"""The side of the pictures on which a network is compared with what would be loaded."""
+
+
+def describe(model: nn.Module) -> dict[str, Any]:
+    """What a network is, but for its weights."""
+    if not isinstance(model, nn.Module) or isinstance(model, DistributedDataParallel):
+        hint = " Save model.module." if isinstance(model, DistributedDataParallel) else ""
+        raise ConfigError(f"model is a {type(model).__name__}; it must be a network of modules.{hint}")
+    stacks = {name: part for name, part in model.named_modules() if isinstance(part, MaskedStack)}
+    if stacks:
+        groups = {part.group for part in model.modules() if isinstance(part, GroupedBatchNorm2d)}
+        return {
+            "kind": "frozen" if all(m.is_frozen for m in masks_of(model)) else "learned",
+            "architecture": model.describe() if isinstance(model, Classifier) else None,
+            "norm_group": min(groups, default=None),
+            "stacks": {
+                name: {"wiring": stack.wiring(), "aggregation": stack.described_aggregation()}
+                for name, stack in stacks.items()
+            },
+        }
+    notes = {name: notes_of(part) for name, part in model.named_modules() if notes_of(part)}
+    for name, note in notes.items():
+        if isinstance(model, fx.GraphModule) or note["path"] == name:
+            parts = ("fold", "merge", "stacks")
+            architecture = notes[""].get("architecture") if "" in notes else None
+            return {"kind": "pruned", "architecture": architecture, **{part: note[part] for part in parts}}
+    raise ConfigError(
+        f"there is no MaskedStack in this {type(model).__name__}, and it did not come from mc.prune as a whole; "
+        "save other networks with torch or safetensors."
+    )
+
+
+def rebuilt(described: Mapping[str, Any], tensors: dict[str, Tensor], into: nn.Module | None, where: str) -> nn.Module:
+    """The network that was described, with the given tensors."""
+    if into is None and described["architecture"] is None:
+        raise ConfigError(
+            f"{where} holds a network of somebody's own modules, which only their code can build: build the model as "
+            "it was before it was saved (or pruned) and call mc.load(folder, into=model)."
+        )
+    network = _built(described) if into is None else into
+    _compare_stacks(network, described, where)
+    if described["kind"] == "pruned" and any(isinstance(part, MaskedStack) for part in network.modules()):
+        network = _pruned(network if into is None else copy.deepcopy(into), described)
+    _check_tensors(network, tensors, where, dtypes=into is not None)
+    network.load_state_dict(tensors, assign=into is None)
+    return network
+
+
+def _built(described: Mapping[str, Any]) -> nn.Module:
+    """The network, without memory for its weights as yet, however many the description says there are."""
+    spec = read_spec(described["architecture"])
+    if spec.depth > MOST_LAYERS or getattr(spec, "cardinality", 1) > MOST_LAYERS:
+        raise ValueError(f"depth {spec.depth}")
+    with torch.device("meta"):
+        network = build(spec)
+    group_norms_(network, described.get("norm_group"))
+    return network
+
+
+def _compare_stacks(network: nn.Module, described: Mapping[str, Any], where: str) -> None:
+    """The stacks of a model, pruned or not, do what those of the saved network did, but for wiring that is loaded."""
+    own = describe(network)
+    keys = ("aggregation", "wiring", "steps", "arguments") if own["kind"] == "pruned" else ("aggregation",)
+    for name, stack in described["stacks"].items():
+        found = own["stacks"].get(name)
+        if found is None:
+            raise CheckpointError(f"{where} is of another network: the model has no stack {name!r}.")
+        for key in keys:
+            if json.dumps(found[key]) != json.dumps(stack[key]):
+                raise CheckpointError(
+                    f"{where} is of another network: the {key} of the stack {name!r} is not the same."
+                )
+    for key in ("fold", "merge") if own["kind"] == "pruned" else ():
+        if own[key] != described.get(key):
+            raise CheckpointError(f"{where} was not pruned as the model was: {key} is {described.get(key)} there.")
+
+
+def _pruned(model: nn.Module, described: Mapping[str, Any]) -> nn.Module:
+    """The model, wired and pruned as described."""
+    plans = {}
+    for name, stack in stacks_of(model):
+        if name not in described["stacks"]:
+            raise CheckpointError(f"the model has a stack {name!r}; the saved network had none of that name.")
+        stack.masks.fix(stack.layout.from_plain(described["stacks"][name]["wiring"], what="the saved wiring"))
+        plans[name] = Plan.read(described["stacks"][name])
+    return apply(model, plans, fold=described["fold"], merge=described["merge"])
+
+
+def _check_tensors(network: nn.Module, tensors: Mapping[str, Tensor], where: str, *, dtypes: bool) -> None:
+    """Every tensor of the network is there, and no other."""
+    own = network.state_dict()
+    for name in sorted(own.keys() | tensors.keys()):
+        if name not in own or name not in tensors:
+            which = "the saved network" if name in tensors else "the model"
+            raise CheckpointError(f"{where} is of another network: only {which} has {name}.")
+        theirs, ours = tensors[name], own[name]
+        if theirs.shape != ours.shape:
+            shapes = f"{tuple(theirs.shape)} there and {tuple(ours.shape)} in the model"
+            raise CheckpointError(f"{where} is of another network: {name} is {shapes}.")
+        if dtypes and theirs.dtype != ours.dtype:
+            raise CheckpointError(
+                f"{where} has {name} in {theirs.dtype}, the model in {ours.dtype}; convert the model."
+            )
+        if name.endswith(("masks.source", "masks.fan_in")) and not torch.equal(theirs.cpu(), ours.cpu()):
+            raise CheckpointError(f"{where} is of another network: {name} is not that of the model.")
+
+
+def comes_back(model: nn.Module, described: Mapping[str, Any], tensors: dict[str, Tensor]) -> bool:
+    """Whether a network that is rebuilt and loaded computes what this one does."""
+    try:
+        again = rebuilt(described, {name: value.detach().cpu() for name, value in tensors.items()}, None, "")
+        like = next(p for p in model.parameters() if p.is_floating_point())
+        x = torch.linspace(-2, 2, described["architecture"]["in_channels"] * PROBE**2, dtype=like.dtype)
+        x = x.reshape(1, -1, PROBE, PROBE).sin().to(like.device)
+        return difference(model, again.to(like.device), x) < 1e-5
+    except (MaskConnectError, RuntimeError):
+        return False
