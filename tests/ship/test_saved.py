@@ -454,3 +454,31 @@ def test_classes_and_preprocessing_that_do_not_fit_are_refused(tmp_path):
     ):
         with pytest.raises(mc.ConfigError, match=sentence):
             mc.save(model, tmp_path / "a", **options)
+
+
+class Twice(nn.Module):
+    """A stack under two names, and one inside of a module that goes."""
+
+    def __init__(self):
+        super().__init__()
+        unused = mc.MaskedStack(mlp_blocks(3), connectivity="prev")
+        blocks = [*mlp_blocks(2), unused, *mlp_blocks(1)]
+        self.first = mc.MaskedStack(blocks, connectivity=[[], [0], [1], [0, 1]])
+        self.again = self.first
+
+    def forward(self, x):
+        return self.again(self.first(x))
+
+
+@pytest.mark.parametrize("pruned", [False, True])
+def test_a_stack_that_has_two_names_comes_back(pruned, tmp_path):
+    model = Twice().eval()
+    mc.save(mc.prune(model, X) if pruned else model, tmp_path)
+    loaded = mc.load(tmp_path, into=Twice())
+    assert loaded.again is loaded.first
+    assert difference(model, loaded, X) < 1e-6
+
+
+def test_a_part_of_a_pruned_network_is_not_saved_as_if_it_were_the_whole(tmp_path):
+    with pytest.raises(mc.ConfigError, match=r"did not come from mc\.prune as a whole"):
+        mc.save(mc.prune(Own(), X).first, tmp_path)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from maskconnect.core.compare import difference
@@ -32,7 +32,8 @@ def describe(model: nn.Module) -> dict[str, Any]:
     if not isinstance(model, nn.Module) or isinstance(model, DistributedDataParallel):
         hint = " Save model.module." if isinstance(model, DistributedDataParallel) else ""
         raise ConfigError(f"model is a {type(model).__name__}; it must be a network of modules.{hint}")
-    stacks = {name: part for name, part in model.named_modules() if isinstance(part, MaskedStack)}
+    named = model.named_modules(remove_duplicate=False)
+    stacks = {name: part for name, part in named if isinstance(part, MaskedStack)}
     if stacks:
         groups = {part.group for part in model.modules() if isinstance(part, GroupedBatchNorm2d)}
         return {
@@ -46,7 +47,7 @@ def describe(model: nn.Module) -> dict[str, Any]:
         }
     notes = {name: notes_of(part) for name, part in model.named_modules() if notes_of(part)}
     for name, note in notes.items():
-        if isinstance(model, fx.GraphModule) or note["path"] == name:
+        if note["path"] == name:
             parts = ("fold", "merge", "stacks")
             architecture = notes[""].get("architecture") if "" in notes else None
             return {"kind": "pruned", "architecture": architecture, **{part: note[part] for part in parts}}
