@@ -47,7 +47,13 @@ def test_ctrl_c_while_torch_is_being_loaded_is_one_word(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     words = [sys.executable, "-m", "maskconnect", "train", "quick/digits"]
     process = subprocess.Popen(
-        words, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        words,
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # the tests may ignore it
     )
     deadline = time.monotonic() + 60
     while not (tmp_path / "loading").exists() and time.monotonic() < deadline:

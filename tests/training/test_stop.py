@@ -18,7 +18,15 @@ def test_a_request_is_noted_and_obeyed_when_it_is_looked_at(number, code):
     assert stopped.value.exit_code == code
 
 
-def test_a_second_request_stops_at_once():
+@pytest.fixture
+def interrupted():
+    """Ctrl-C as in a terminal, even where the tests run in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_second_request_stops_at_once(interrupted):
     with StopRequests() as requests:
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):

@@ -133,7 +133,8 @@ def _signals_raise(interrupts: _Interrupts) -> Iterator[None]:
         return
     before = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGINT)]
     signal.signal(signal.SIGTERM, _raise_terminated)
-    signal.signal(signal.SIGINT, interrupts)
+    if before[1][1] is not signal.SIG_IGN:  # as shells start what runs in the background
+        signal.signal(signal.SIGINT, interrupts)
     try:
         yield
     finally:
