@@ -1,6 +1,6 @@
 """How fast pruned networks are: K=1 ResNeXt {29,8,8} and learned K=10 ResNet-38 beside plain networks.
 
-Two plain networks are timed. One is written by hand with torch alone (tests/plain.py, ResNeXt as it was published) and
+Two plain networks are timed. One is written by hand with torch alone (bench/plain.py, ResNeXt as it was published) and
 folded by torch's own `fuse`; the other is ours with fixed connectivity, pruned, folded and merged like the pruned ones,
 which is faster. Ratios are medians over interleaved rounds in one process, below 1 where the pruned network is faster.
 
@@ -11,18 +11,16 @@ which is faster. Ratios are medians over interleaved rounds in one process, belo
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import statistics
-import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.fx.experimental.optimization import fuse
 
 import maskconnect as mc
+from maskconnect.bench.plain import PlainResNet, PlainResNeXt
 from maskconnect.ship.measure import latency
 
 HERE = Path(__file__).parent
@@ -40,13 +38,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2, help="of the CPU (default: 2)")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    sys.path.append(str(HERE.parent / "tests"))
-    plain: Any = importlib.import_module("plain")
     torch.manual_seed(0)
 
     print(f"ResNeXt {{29,8,8}}, K=1, pruned, over plain ResNeXt; {args.threads} threads")
     baselines = {
-        "by hand": fuse(plain.PlainResNeXt("cifar", [3, 3, 3], 8, 8, 100, "sum").eval()),
+        "by hand": fuse(PlainResNeXt("cifar", [3, 3, 3], 8, 8, 100, "sum").eval()),
         "ours": slim(mc.resnext(29, 8, 8, 100, connectivity="full")),
     }
     networks = {
@@ -57,7 +53,7 @@ def main() -> None:
 
     print(f"\nResNet-38, K=10, pruned, over plain ResNet-38; {args.threads} threads")
     baselines = {
-        "by hand": fuse(plain.PlainResNet("cifar", [6, 6, 6], 100).eval()),
+        "by hand": fuse(PlainResNet("cifar", [6, 6, 6], 100).eval()),
         "ours": slim(mc.resnet(38, 100, connectivity="prev")),
     }
     wiring = json.loads(LEARNED.read_text())["wiring"]

@@ -1,0 +1,1 @@
+"""What learning connectivity costs: training steps beside those of plain networks."""

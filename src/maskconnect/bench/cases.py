@@ -1,0 +1,63 @@
+"""Which networks are timed, and how far learning their wiring may be from a plain network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import nn
+
+from maskconnect.bench.plain import PlainResNet, PlainResNeXt
+from maskconnect.models import ResNetSpec, ResNeXtSpec, build
+
+CLASSES = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A network with learned connectivity, and the plain one that it is compared with."""
+
+    about: str
+    spec: ResNetSpec | ResNeXtSpec
+    plain: Callable[[], nn.Module]
+    batches: tuple[int, ...] = (128, 32)
+    bar: float  # how many times as long as a plain step a learning one may take
+    aim: float
+
+    def network(self, connectivity: str) -> nn.Module:
+        """Ours, with learned or random connectivity of the same fan-in."""
+        from dataclasses import replace
+
+        return build(replace(self.spec, connectivity=connectivity))
+
+
+def _resnet(depth: int, fan_in: int, bar: float, aim: float) -> Case:
+    blocks = [(depth - 2) // 6] * 3
+    return Case(
+        about=f"ResNet-{depth}, K={fan_in}",
+        spec=ResNetSpec(depth=depth, num_classes=CLASSES, fan_in=fan_in),
+        plain=lambda: PlainResNet("cifar", blocks, CLASSES),
+        bar=bar,
+        aim=aim,
+    )
+
+
+def _resnext(width: int, cardinality: int, bar: float, aim: float, batches: tuple[int, ...]) -> Case:
+    stem = 64 if width == 64 else 16
+    return Case(
+        about=f"ResNeXt {{29,{width},{cardinality}}}, K=4",
+        spec=ResNeXtSpec(depth=29, width=width, cardinality=cardinality, num_classes=CLASSES, fan_in=4),
+        plain=lambda: PlainResNeXt("cifar", [3, 3, 3], width, cardinality, CLASSES, "sum", stem),
+        batches=batches,
+        bar=bar,
+        aim=aim,
+    )
+
+
+CASES = {
+    "resnet38": _resnet(38, 10, 1.13, 1.05),
+    "resnet74": _resnet(74, 15, 1.25, 1.10),
+    "resnet110": _resnet(110, 20, 1.35, 1.15),
+    "resnext29-8-8": _resnext(8, 8, 3.0, 2.0, (128, 32)),
+    "resnext29-64-8": _resnext(64, 8, 1.6, 1.2, (8,)),
+}
