@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from maskconnect.core.align import layout_of
+
 
 def total(sources: Sequence[Tensor], divisor: int) -> Tensor:
     """The sum of `sources`, divided by `divisor` (1, or how many they are); one source is returned as it is."""
@@ -52,6 +54,8 @@ class _MaskedTotal(torch.autograd.Function):
     def backward(ctx: Any, grad_x: Tensor) -> tuple[Tensor | None, ...]:
         sources = ctx.saved_tensors
         grad_x = grad_x / ctx.divisor if ctx.divisor > 1 else grad_x
+        if grad_x.dim() == 4:
+            grad_x = grad_x.contiguous(memory_format=layout_of(sources[0]))  # else every product would copy it
         grad_S = None
         if ctx.needs_input_grad[0]:
             grad_S = torch.stack([_inner(grad_x, y) for y in sources]).to(ctx.mask_dtype)
@@ -62,8 +66,15 @@ class _MaskedTotal(torch.autograd.Function):
 def _inner(a: Tensor, b: Tensor) -> Tensor:
     """<a, b>, added up in float32 at least; of complex tensors the real part, as a mask is real."""
     dtype = reduce(torch.promote_types, (a.dtype, b.dtype), torch.float32)
-    product = torch.vdot(a.to(dtype).reshape(-1), b.to(dtype).reshape(-1))
+    product = torch.vdot(*_flat(a.to(dtype), b.to(dtype)))
     return product.real if product.is_complex() else product
+
+
+def _flat(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Two tensors of one shape as vectors, in any order: in that of memory, if both have the same, without a copy."""
+    if a.dim() == 4 and layout_of(a) == layout_of(b) == torch.channels_last:
+        a, b = a.permute(0, 2, 3, 1), b.permute(0, 2, 3, 1)
+    return a.reshape(-1), b.reshape(-1)
 
 
 def with_zero_gradient(x: Tensor, parameters: Sequence[Tensor]) -> Tensor:

@@ -6,6 +6,10 @@ they are (batch, channels, length) or (batch, length, features) is for the user 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import torch
 from torch import Size, Tensor
 from torch.nn import functional as F
 
@@ -20,8 +24,51 @@ def align(source: Tensor, shape: Size) -> Tensor | None:
     extra = shape[1] - source.shape[1]
     if extra < 0 or 0 in strides:
         return None
-    subsampled = source[(slice(None), slice(None), *(slice(None, None, stride) for stride in strides))]
-    return F.pad(subsampled, [0, 0] * len(strides) + [0, extra]) if extra else subsampled
+    return subsampled(source, strides, extra)
+
+
+def subsampled(source: Tensor, strides: Sequence[int], extra: int) -> Tensor:
+    """Every stride-th position along each spatial axis, and so many more channels, of zeros."""
+    plain = not isinstance(source, Tensor) or torch.compiler.is_compiling()  # a network is being traced, or compiled
+    if not plain and torch.is_grad_enabled() and source.requires_grad:
+        y: Tensor = _Subsampled.apply(source, tuple(strides), extra)  # type: ignore[no-untyped-call]
+        return y
+    return _subsampled(source, strides, extra)
+
+
+def _subsampled(source: Tensor, strides: Sequence[int], extra: int) -> Tensor:
+    y = source[_places(strides)]
+    return F.pad(y, [0, 0] * len(strides) + [0, extra]) if extra else y
+
+
+def _places(strides: Sequence[int]) -> tuple[slice, ...]:
+    return (slice(None), slice(None), *(slice(None, None, stride) for stride in strides))
+
+
+class _Subsampled(torch.autograd.Function):
+    """The same; backward the gradient has the memory layout of the source, as torch's own would not.
+
+    Sums of gradients in different layouts cost several times as much.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, source: Tensor, strides: tuple[int, ...], extra: int) -> Tensor:
+        ctx.like = source.shape, source.stride(), strides
+        y = _subsampled(source, strides, extra)
+        return y if extra else y.contiguous(memory_format=layout_of(source))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        shape, layout, strides = ctx.like
+        found = gradient.new_empty_strided(shape, layout).zero_()
+        found[_places(strides)] = gradient[:, : shape[1]]
+        return found, None, None
+
+
+def layout_of(y: Tensor) -> torch.memory_format:
+    """In which order its numbers lie in memory: channels last, if that is so, else the usual one."""
+    last = y.dim() == 4 and y.is_contiguous(memory_format=torch.channels_last)
+    return torch.channels_last if last else torch.contiguous_format
 
 
 def _stride(found: int, wanted: int) -> int:

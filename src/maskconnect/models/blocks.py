@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from maskconnect.core.align import subsampled
+
 if TYPE_CHECKING:
     from maskconnect.models.spec import Spec
 
@@ -66,7 +68,7 @@ class ZeroPadding(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x, smaller and deeper."""
-        return F.pad(x[:, :, :: self.stride, :: self.stride], [0, 0, 0, 0, 0, self.zeros])
+        return subsampled(x, (self.stride, self.stride), self.zeros)
 
 
 def projection(inputs: int, outputs: int, stride: int) -> nn.Sequential:
