@@ -1,8 +1,11 @@
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional as F
 
 import maskconnect as mc
-from maskconnect.core.align import align
+from maskconnect.core.align import align, leads_through
 
 
 def test_the_same_shape_is_the_same_tensor():
@@ -75,3 +78,36 @@ def test_each_source_is_aligned_once_for_all_targets_of_a_shape():
     blocks = [torch.nn.Linear(4, 4), torch.nn.Linear(4, 8), *(torch.nn.Linear(8, 8) for _ in range(3))]
     mc.MaskedStack(blocks, 2, align=pad)(torch.randn(5, 4))
     assert calls == [(4, 8)]
+
+
+@given(st.integers(1, 70), st.integers(0, 3), st.integers(0, 3))
+def test_the_way_through_a_shape_in_between_gives_the_same(length, first, second):
+    halved = [length]
+    for _ in range(first + second):
+        halved.append(-(-halved[-1] // 2))
+    shapes = [torch.Size((1, channels, n, n)) for channels, n in ((2, length), (3, halved[first]), (4, halved[-1]))]
+    source = torch.randn(shapes[0])
+    direct = align(source, shapes[2])
+    if leads_through(*shapes):
+        assert torch.equal(align(align(source, shapes[1]), shapes[2]), direct)
+    assert leads_through(*(torch.Size((1, 2, n, n)) for n in (32, 16, 8)))
+    assert not leads_through(*(torch.Size((1, 2, n, n)) for n in (27, 14, 3)))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("channels", [2, 5])
+def test_the_gradient_is_that_of_slicing_and_padding_in_the_layout_of_the_source(layout, channels):
+    source = torch.randn(3, 2, 8, 8, dtype=torch.float64).contiguous(memory_format=layout).requires_grad_()
+    expected = source.detach().clone().requires_grad_()
+    y = align(source, torch.Size((3, channels, 4, 4)))
+    by_hand = F.pad(expected[:, :, ::2, ::2], [0, 0, 0, 0, 0, channels - 2])
+    assert torch.equal(y, by_hand)
+    assert y.is_contiguous(memory_format=layout)
+    gradient = torch.randn_like(y)
+    y.backward(gradient)
+    by_hand.backward(gradient)
+    assert torch.equal(source.grad, expected.grad)
+    (found,) = torch.autograd.grad(align(source, torch.Size((3, channels, 4, 4))).sum(), source)
+    assert found.stride() == source.stride()
+    assert torch.autograd.gradcheck(lambda x: align(x, torch.Size((3, channels, 4, 4))), source)
+    assert torch.autograd.gradgradcheck(lambda x: align(x, torch.Size((3, channels, 4, 4))) ** 2, source)

@@ -20,11 +20,23 @@ def align(source: Tensor, shape: Size) -> Tensor | None:
         return source
     if source.dim() != len(shape) or source.dim() in (0, 1, 3) or source.shape[0] != shape[0]:
         return None
-    strides = [_stride(found, wanted) for found, wanted in zip(source.shape[2:], shape[2:], strict=True)]
+    strides = _strides(source.shape, shape)
     extra = shape[1] - source.shape[1]
     if extra < 0 or 0 in strides:
         return None
     return subsampled(source, strides, extra)
+
+
+def leads_through(found: Size, middle: Size, wanted: Size) -> bool:
+    """Whether `align` gives the same by way of a shape that it has led to already."""
+    if not len(found) == len(middle) == len(wanted) > 3 or middle[1] > wanted[1]:
+        return False
+    steps = zip(_strides(found, middle), _strides(middle, wanted), _strides(found, wanted), strict=True)
+    return all(first * second == direct > 0 for first, second, direct in steps)
+
+
+def _strides(found: Size, wanted: Size) -> list[int]:
+    return [_stride(a, b) for a, b in zip(found[2:], wanted[2:], strict=True)]
 
 
 def subsampled(source: Tensor, strides: Sequence[int], extra: int) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Size, Tensor
 
-from maskconnect.core.align import align
+from maskconnect.core.align import align, leads_through
 from maskconnect.core.wiring import Layout
 from maskconnect.errors import ConnectivityError
 
@@ -60,7 +60,12 @@ class Outputs:
         for x in aligned:
             if x.shape == shape:
                 return x
-        aligned.append(self._align(k, shape, like, target))
+        if aligned and self.user_align is None and leads_through(y.shape, aligned[-1].shape, shape):
+            through = align(aligned[-1], shape)  # the same numbers, and backward fewer of them
+            assert through is not None
+            aligned.append(through)
+        else:
+            aligned.append(self._align(k, shape, like, target))
         return aligned[-1]
 
     def _shape_of(self, module: int) -> Size | None:
