@@ -125,14 +125,14 @@ def _batches(text: str) -> tuple[int, ...]:
 
 def _accuracies(args: argparse.Namespace, frozen: nn.Module, pruned: nn.Module) -> dict[str, dict[str, float]]:
     """The accuracy of both on the test set of the run, if its images are at hand."""
-    from maskconnect.training.again import test_accuracy
+    from maskconnect.training.again import accuracies
     from maskconnect.training.options import Options
 
     if not (args.folder / "recipe.toml").exists():
         if args.data is not None:
             raise ConfigError(f"{args.folder} is no run, so nothing says what to test it on; leave --data out.")
         return {}
-    found = test_accuracy(args.folder, Options(device="cpu", data=args.data), [frozen, pruned])
+    found = accuracies(args.folder, Options(device="cpu", data=args.data), [frozen, pruned])
     return {} if found is None else {"accuracy": dict(zip(("frozen", "pruned"), found, strict=True))}
 
 

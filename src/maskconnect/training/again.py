@@ -26,15 +26,14 @@ def evaluate_run(path: Path, how: Options) -> tuple[dict[str, float], int]:
     return asdict(found.scores()), len(prepared.test.images)
 
 
-def test_accuracy(path: Path, how: Options, networks: Sequence[nn.Module]) -> list[float] | None:
+def accuracies(path: Path, how: Options, networks: Sequence[nn.Module]) -> list[float] | None:
     """The top-1 of networks on the test set of a run; None where `how` names no data and the set needs a folder."""
     folder = ended(path)
     recipe = folder.recipe()
     if how.data is None and recipe.data.name not in images.WITHOUT_FOLDER:
         return None
     machine = options.prepare(how)
-    prepared = images.prepare(recipe, how, machine.device, mean=trained_mean(folder))
-    prepared.compare(folder.json(DATA))
+    prepared = _images(folder, recipe, how, machine)
     return [predict(network, prepared.test, machine, lambda: None).scores().top1 for network in networks]
 
 
@@ -42,10 +41,16 @@ def load_run(path: Path, how: Options) -> tuple[nn.Module, Prepared, Machine]:
     """The trained network of a run, and its images."""
     folder = ended(path)
     recipe, machine = folder.recipe(), options.prepare(how)
-    prepared = images.prepare(recipe, how, machine.device, mean=trained_mean(folder))
-    prepared.compare(folder.json(DATA))
+    prepared = _images(folder, recipe, how, machine)
     network = trained_network(folder, recipe, len(prepared.classes), prepared.channels, machine)
     return network, prepared, machine
+
+
+def _images(folder: RunFolder, recipe: Recipe, how: Options, machine: Machine) -> Prepared:
+    """The images of a run; an error if they are no longer what they were."""
+    prepared = images.prepare(recipe, how, machine.device, mean=trained_mean(folder))
+    prepared.compare(folder.json(DATA))
+    return prepared
 
 
 def ended(path: Path) -> RunFolder:
