@@ -186,6 +186,13 @@ def test_no_flipped_bit_goes_unnoticed_or_else_it_changes_nothing(data, saved, s
         load_tensors(scratch)
 
 
+def test_a_flipped_bit_that_spells_a_name_otherwise_is_found(saved, scratch):
+    scratch.write_bytes(saved.replace(b"\\u00e4", b"\\u00E4"))
+    assert scratch.read_bytes() != saved
+    with pytest.raises(CheckpointError, match="checksum is wrong"):
+        load_tensors(scratch)
+
+
 def test_every_flipped_bit_of_the_tensors_themselves_is_found(saved, scratch):
     start = 8 + int.from_bytes(saved[:8], "little")
     for position in range(start, len(saved)):
