@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -26,8 +26,6 @@ class Case:
 
     def network(self, connectivity: str) -> nn.Module:
         """Ours, with learned or random connectivity of the same fan-in."""
-        from dataclasses import replace
-
         return build(replace(self.spec, connectivity=connectivity))
 
 
@@ -43,11 +41,11 @@ def _resnet(depth: int, fan_in: int, bar: float, aim: float) -> Case:
 
 
 def _resnext(width: int, cardinality: int, bar: float, aim: float, batches: tuple[int, ...]) -> Case:
-    stem = 64 if width == 64 else 16
+    spec = ResNeXtSpec(depth=29, width=width, cardinality=cardinality, num_classes=CLASSES, fan_in=4)
     return Case(
         about=f"ResNeXt {{29,{width},{cardinality}}}, K=4",
-        spec=ResNeXtSpec(depth=29, width=width, cardinality=cardinality, num_classes=CLASSES, fan_in=4),
-        plain=lambda: PlainResNeXt("cifar", [3, 3, 3], width, cardinality, CLASSES, "sum", stem),
+        spec=spec,
+        plain=lambda: PlainResNeXt("cifar", [3, 3, 3], width, cardinality, CLASSES, "sum", spec.stem_width),
         batches=batches,
         bar=bar,
         aim=aim,

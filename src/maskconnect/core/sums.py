@@ -78,7 +78,7 @@ def pad_once_(network: fx.GraphModule) -> None:
     graph = network.graph
     for root in sums_of(graph):
         alike: dict[Any, list[fx.Node]] = {}
-        terms = terms_of(root)
+        terms = before = terms_of(root)
         for node, factor in terms:
             if factor == 1 and node.op == "call_function" and node.target is F.pad:
                 view = node.args[0]
@@ -90,9 +90,7 @@ def pad_once_(network: fx.GraphModule) -> None:
                     inner = write(graph, [(cast(fx.Node, node.args[0]), 1.0) for node in nodes])
                     padded = graph.call_function(F.pad, (inner, *nodes[0].args[1:]), nodes[0].kwargs)
                 terms = [(padded, 1.0), *((node, factor) for node, factor in terms if node not in nodes)]
-        if len(terms) == 1:
-            root.replace_all_uses_with(terms[0][0])
-        elif any(len(nodes) > 1 for nodes in alike.values()):
+        if terms != before:
             replace(graph, root, terms)
     graph.eliminate_dead_code()
 

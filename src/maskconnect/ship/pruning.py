@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from maskconnect.core.compare import tolerance
-from maskconnect.core.count import stacks_of
 from maskconnect.core.loop import masks_of
 from maskconnect.core.prune import prune_and_compare, pruned_parameters
 from maskconnect.errors import ConfigError, integer
@@ -178,7 +177,6 @@ def _modules(model: nn.Module) -> tuple[int, int]:
 
 
 def _parameters(model: nn.Module, network: nn.Module) -> dict[str, int]:
-    assert stacks_of(model)
     weights, one_step, transitive = pruned_parameters(model)
     written = sum(p.numel() for p in network.parameters())
     return {"frozen": weights, "one_step": one_step, "transitive": transitive, "written": written}
