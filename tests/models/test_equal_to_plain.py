@@ -56,7 +56,7 @@ def perturbed(model, dtype, bias=0.0):
 # plain network alone, gradients in float32 and float64 differ by up to a quarter. There, biases keep away from kinks;
 # then some gradients are sums that cancel to nothing, so all are held against the largest. (In float64, each is held
 # against itself, without such care.)
-LARGE = ("{29,64,8}", "imagenet {50,4,32}")
+LARGE = ("{29,8,8}", "{29,64,8}", "imagenet {50,4,32}")
 RESNEXTS = {  # kind, stages, width, cardinality, stem width, image size
     "{20,4,8}": ("cifar", [2, 2, 2], 4, 8, 16, 16),
     "mini {20,4,8}": ("mini", [2, 2, 2], 4, 8, 16, 24),

@@ -58,23 +58,26 @@ class _MaskedTotal(torch.autograd.Function):
             grad_x = grad_x.contiguous(memory_format=layout_of(sources[0]))  # else every product would copy it
         grad_S = None
         if ctx.needs_input_grad[0]:
-            grad_S = torch.stack([_inner(grad_x, y) for y in sources]).to(ctx.mask_dtype)
+            grad_S = torch.stack(_inner_products(grad_x, sources)).to(ctx.mask_dtype)
         wanted = zip(sources, ctx.active, ctx.needs_input_grad[3:], strict=True)
         return grad_S, None, None, *(grad_x.to(y.dtype) if on and needs else None for y, on, needs in wanted)
+
+
+def _inner_products(a: Tensor, others: Sequence[Tensor]) -> list[Tensor]:
+    """<a, b> for each of the others."""
+    if a.dim() == 4 and layout_of(a) == torch.channels_last:  # as vectors in the order of memory, without a copy
+        a, others = a.permute(0, 2, 3, 1), [b.permute(0, 2, 3, 1) for b in others]
+    if a.dtype in (torch.float32, torch.float64) and all(b.dtype == a.dtype for b in others):
+        vector = a.reshape(-1)
+        return [torch.dot(vector, b.reshape(-1)) for b in others]
+    return [_inner(a, b) for b in others]
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:
     """<a, b>, added up in float32 at least; of complex tensors the real part, as a mask is real."""
     dtype = reduce(torch.promote_types, (a.dtype, b.dtype), torch.float32)
-    product = torch.vdot(*_flat(a.to(dtype), b.to(dtype)))
+    product = torch.vdot(a.to(dtype).reshape(-1), b.to(dtype).reshape(-1))
     return product.real if product.is_complex() else product
-
-
-def _flat(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Two tensors of one shape as vectors, in any order: in that of memory, if both have the same, without a copy."""
-    if a.dim() == 4 and layout_of(a) == layout_of(b) == torch.channels_last:
-        a, b = a.permute(0, 2, 3, 1), b.permute(0, 2, 3, 1)
-    return a.reshape(-1), b.reshape(-1)
 
 
 def with_zero_gradient(x: Tensor, parameters: Sequence[Tensor]) -> Tensor:

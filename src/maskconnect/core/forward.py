@@ -35,6 +35,11 @@ class ForwardPass:
 
     def __call__(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """The output of the stack."""
+        fast = None if args or kwargs else self.inputs.at_once(self.modules, x)
+        if fast is not None:
+            self.second, output = fast
+            learning = self.inputs.rows is not None  # then every module has run
+            return output if learning else reaching_idle_parameters(output, self.modules, self.inputs.masks.alive)
         key = self.shape_key((x, args, kwargs))
         known = self.shapes.get(key)
         layout, make = self.inputs.layout, self.inputs

@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from maskconnect.core.aggregate import masked_total, total
 from maskconnect.core.binary import BinaryMasks
-from maskconnect.core.layerwise import LayerAggregation, Reader
+from maskconnect.core.layerwise import Layer, LayerAggregation, Reader
 from maskconnect.core.outputs import Outputs
+from maskconnect.core.reference import is_reference
 from maskconnect.core.wiring import Layout, Sources
 
 
@@ -73,6 +74,12 @@ class Inputs:
 
     def layer(self, number: int, outputs: Outputs) -> dict[int, Any]:
         """The inputs of all modules of a layer, made together, by the flat number of the module."""
+        readers = self._readers(number)
+        inputs = self._together(number - 1, outputs, list(readers.values()))
+        return {j: x if readers[j].alive else _detached(x) for j, x in zip(readers, inputs, strict=True)}
+
+    def _readers(self, number: int) -> dict[int, Reader]:
+        """The modules of a layer as readers of the one before, by the flat number of the module."""
         start = self.layout.layers[number - 1].start
         readers = {}
         for target in filter(self.runs, self.layout.layers[number]):
@@ -83,15 +90,34 @@ class Inputs:
                 mask_S=None if self.rows is None else self.rows[target - self.layout.targets.start],
                 alive=self.masks.alive[target],
             )
-        inputs = self._together(number - 1, outputs, list(readers.values()))
-        return {j: x if readers[j].alive else _detached(x) for j, x in zip(readers, inputs, strict=True)}
+        return readers
+
+    def _everything(self) -> Reader:
+        """The output of a layered stack, as the reader of the last layer."""
+        branches = len(self.layout.layers[-1])
+        return Reader(tuple(range(branches)), (True,) * branches, None, alive=True)
+
+    def at_once(self, modules: Sequence[nn.Module], x: Any) -> tuple[Any, Any] | None:
+        """What the first module of the second layer read, and the output of the stack; None without such a way."""
+        if not isinstance(self.aggregation, LayerAggregation) or is_reference():
+            return None
+        layers = []
+        for number, members in enumerate(self.layout.layers):
+            last = members is self.layout.layers[-1]
+            layers.append(
+                Layer(
+                    branches={k - members.start: modules[k] for k in members if self.runs(k)},
+                    alive=frozenset(k - members.start for k in members if self.masks.alive[k]),
+                    readers=[self._everything()] if last else list(self._readers(number + 1).values()),
+                )
+            )
+        return self.aggregation.at_once(layers, x)
 
     def output(self, outputs: Outputs) -> Any:
         """The output of the stack: the last module's; layered, the aggregate of all branches of the last layer."""
         last = self.layout.layers[-1]
         if self.by_layer:
-            everything = Reader(tuple(range(len(last))), (True,) * len(last), None, alive=True)
-            return self._together(len(self.layout.layers) - 1, outputs, [everything])[0]
+            return self._together(len(self.layout.layers) - 1, outputs, [self._everything()])[0]
         if not self.layout.layered:
             return outputs.last()
         return self._active([outputs.source(k, last[-1]) for k in last])

@@ -38,6 +38,15 @@ class Reader:
         return total(read, divisor)
 
 
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One layer in a forward pass."""
+
+    branches: Mapping[int, nn.Module]  # those that run, by number: all while masks are learned, else the alive
+    alive: frozenset[int]  # which branches can reach the output
+    readers: Sequence[Reader]  # those of its readers that run; of the last layer, the output of the stack
+
+
 class LayerAggregation(nn.Module, ABC):
     """The `aggregation` of a layered stack whose branches share something.
 
@@ -54,6 +63,13 @@ class LayerAggregation(nn.Module, ABC):
             alive: which branches can reach the output.
             readers: those that need an input, in order.
         """
+
+    def at_once(self, layers: Sequence[Layer], x: Any) -> tuple[Any, Any] | None:
+        """The whole stack in a faster way: what the first module of the second layer read, and the output.
+
+        None where there is no such way; then every branch is run by itself.
+        """
+        return None
 
     @abstractmethod
     def plain(self, layer: int, outputs: Mapping[int, Any], rows: Sequence[tuple[int, ...]]) -> list[Any]:

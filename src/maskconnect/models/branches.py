@@ -13,13 +13,13 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from maskconnect.core.layerwise import LayerAggregation, Reader
+from maskconnect.core.layerwise import Layer, LayerAggregation, Reader
 from maskconnect.errors import ConfigError
 from maskconnect.models.blocks import conv
 from maskconnect.models.groups import GroupedBatchNorm2d, normalise, normalise_with, track_
@@ -138,6 +138,17 @@ class ResidualSum(JoinedBranches):
         if self.norms:
             sums = self.norms[layer](sums, {j for j, reader in enumerate(readers) if reader.alive})
         return [F.relu(sums[j] + reader.total(shortcut, reader.fan_in)) for j, reader in enumerate(readers)]
+
+    def at_once(self, layers: Sequence[Layer], x: Any) -> tuple[Tensor, Tensor] | None:
+        """All branches of all modules in a few wide operations, where they are as `mc.resnext` built them."""
+        from maskconnect.models.at_once import Module, run  # they know branches
+        from maskconnect.models.covered import covers
+
+        untouched = type(self) is ResidualSum and not self.norms
+        if not untouched or not covers(layers, self.shortcuts.values(), x):
+            return None
+        shortcuts = {number: cast(SharedProjection, part) for number, part in self.shortcuts.items()}
+        return run([Module(layer, shortcuts.get(str(number))) for number, layer in enumerate(layers)], x)
 
     def plain(
         self, layer: int, outputs: Mapping[int, tuple[Tensor, Tensor]], rows: Sequence[tuple[int, ...]]

@@ -83,12 +83,12 @@ def keep_memory() -> bool:
 
     Otherwise every step gets the same blocks from the system anew, page by page: a tenth of a learning step.
     """
-    trim_threshold, mmap_threshold, largest = -1, -3, 2**25  # glibc takes no more than 32 MiB for the second
+    trim_threshold, most_mapped, never = -1, -4, 2**31 - 1
     try:
         tune = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):  # another C library
         return False
-    return bool(tune(trim_threshold, 2**31 - 1)) and bool(tune(mmap_threshold, largest))
+    return bool(tune(trim_threshold, never)) and bool(tune(most_mapped, 0))
 
 
 def device_of(name: str) -> torch.device:
