@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
@@ -99,7 +100,7 @@ class Inputs:
 
     def at_once(self, modules: Sequence[nn.Module], x: Any) -> tuple[Any, Any] | None:
         """What the first module of the second layer read, and the output of the stack; None without such a way."""
-        if not isinstance(self.aggregation, LayerAggregation) or is_reference():
+        if not isinstance(self.aggregation, LayerAggregation) or is_reference() or torch.compiler.is_compiling():
             return None
         layers = []
         for number, members in enumerate(self.layout.layers):

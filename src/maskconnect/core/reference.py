@@ -15,7 +15,7 @@ _on = ContextVar("maskconnect_reference", default=False)
 def reference() -> Iterator[None]:
     """Inside, forward passes take the readable path: every module by itself, gradients by autograd alone.
 
-    Slower, and equal up to rounding. Needed for what the faster paths cannot do, such as gradients of gradients.
+    Slower, and equal up to rounding; for comparisons, and for gradients of gradients.
     """
     token = _on.set(True)
     try:
@@ -25,5 +25,5 @@ def reference() -> Iterator[None]:
 
 
 def is_reference() -> bool:
-    """Whether the readable path is asked for; a compiler gets it always."""
-    return torch.compiler.is_compiling() or _on.get()
+    """Whether the readable path is asked for; a compiler cannot look."""
+    return not torch.compiler.is_compiling() and _on.get()

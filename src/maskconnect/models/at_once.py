@@ -17,14 +17,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from maskconnect.core.layerwise import Layer, Reader
+from maskconnect.models.groups import groups_of
 from maskconnect.models.norms import Norms, Tracked, centred_rows, covariances, folded, normalised, rows_of
-from maskconnect.models.wide import join
+from maskconnect.models.wide import Again, Factors, join
 
 if TYPE_CHECKING:
     from maskconnect.models.branches import Branch, SharedProjection
 
 REDUCE, REDUCE_NORM, _, CONV, CONV_NORM, _, EXPAND, EXPAND_NORM = range(8)
 """Where the parts of a branch are in its residual."""
+
+KEPT_EVERY = 3
+"""Where memory is short, the inputs of every so many modules are kept, and of those where the shape changes."""
 
 FOLDED_UP_TO = 128
 """How many channels a shortcut's convolution may read to be folded: covariances grow with the square, norms do not."""
@@ -81,32 +85,55 @@ def _row(reader: Reader, columns: Mapping[int, int], like: Tensor) -> Tensor:
     return like.new_zeros(len(columns)).index_copy(0, at, values)
 
 
-def run(modules: Sequence[Module], x_NIHW: Tensor) -> tuple[Tensor, Tensor] | None:
+def run(modules: Sequence[Module], x_NIHW: Tensor, *, lean: bool) -> tuple[Tensor, Tensor] | None:
     """What the first branch of the second module reads, and the output; None where something was not finite.
 
     A matrix product reads a source also where its mask is zero, so that one that is not finite would spoil all readers.
+    Groups of images whose norms have statistics of their own (`groups.py`) run one after the other.
     """
-    tracked, seen = Tracked(), []
-    x_NIHW = x_NIHW.contiguous()
+    tracked, sums, found = Tracked(), list[Tensor](), []
+    G = groups_of(modules[0].norms(REDUCE_NORM).first, len(x_NIHW)) if modules[0].training else 1
+    for group in range(G):
+        one = _run_group(modules, x_NIHW[group::G].contiguous(), tracked, sums, lean=lean)
+        if one is None:
+            return None
+        found.append(one)
+    learning = modules[0].layer.readers[0].mask_S is not None
+    if learning and not _all_finite(sums):
+        return None
+    tracked.move_()
+    second, y_NOHW = found[0]
+    if G > 1:
+        order_N = torch.cat([torch.arange(group, len(x_NIHW), G) for group in range(G)])
+        y_NOHW = torch.cat([y for _, y in found]).index_select(0, order_N.argsort().to(x_NIHW.device))
+    return second, y_NOHW
+
+
+def _run_group(
+    modules: Sequence[Module], x_NIHW: Tensor, tracked: Tracked, sums: list[Tensor], *, lean: bool
+) -> tuple[Tensor, Tensor] | None:
+    """The same for a group of images; where a norm would have a single value, None: torch has an error for this."""
     u_NDHW = F.conv2d(x_NIHW, modules[0].weights(REDUCE).flatten(0, 1))
     x_NCOHW, second = x_NIHW[:, None], x_NIHW  # one input for all branches
+    again = Again(None)
     for module, next_module in zip(modules, [*modules[1:], None], strict=True):
         h_NDHW = bottleneck(module, u_NDHW, tracked)
         N, _, H, W = h_NDHW.shape
         if module.training and N * H * W == 1:
-            return None  # torch has an error for this
-        h_NCVP, a_COV, s_NCOP = wide_inputs(module, h_NDHW, x_NCOHW, tracked)
-        seen.append(a_COV.detach().sum())
+            return None
+        h_NCVP, a_COV, s_NCOP = wide_inputs(module, h_NDHW, x_NCOHW, tracked, lean=lean)
+        sums.append(a_COV.detach().sum())
         b_TRO = None if next_module is None else next_module.pointwise(REDUCE)
-        x_NTOP, u_NTRP = join(h_NCVP, a_COV, s_NCOP, module.masks(h_NDHW), b_TRO, 1 / module.fan_in)
+        factors = Factors(h_NCVP, a_COV, module.masks(h_NDHW), 1 / module.fan_in)
+        if module.shortcut is not None or len(again.modules) == KEPT_EVERY:
+            again = Again(s_NCOP)
+        x_NTOP, u_NTRP = join(factors, s_NCOP, b_TRO, again if lean else None)
+        again = again.then(factors)
         x_NCOHW = x_NTOP.view(N, -1, x_NTOP.shape[2], H, W)
         if module is modules[0]:
             second = x_NCOHW[:, 0]
         if u_NTRP is not None:
             u_NDHW = u_NTRP.view(N, -1, H, W)
-    if modules[0].layer.readers[0].mask_S is not None and not _all_finite(seen):
-        return None
-    tracked.move_()
     return second, x_NCOHW[:, 0]
 
 
@@ -120,14 +147,14 @@ def bottleneck(module: Module, u_NDHW: Tensor, tracked: Tracked) -> Tensor:
 
 
 def wide_inputs(
-    module: Module, h_NDHW: Tensor, x_NCOHW: Tensor, tracked: Tracked
+    module: Module, h_NDHW: Tensor, x_NCOHW: Tensor, tracked: Tracked, *, lean: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """What `join` needs: rows, folded weights for them, and shortcuts that are not among the rows."""
     C, (N, _, H, W) = len(module.layer.branches), h_NDHW.shape
     h_NCIHW, shortcut = h_NDHW.view(N, C, -1, H, W), module.shortcut
     if shortcut is None:
         s_NCOP: Tensor | None = x_NCOHW.flatten(3)
-    elif x_NCOHW.shape[1] == 1 or (all(module.alive) and shortcut.conv.in_channels > FOLDED_UP_TO):
+    elif x_NCOHW.shape[1] == 1 or (not lean and all(module.alive) and shortcut.conv.in_channels > FOLDED_UP_TO):
         s_NCOP = projected(shortcut, x_NCOHW, tracked)
     else:
         s_NCOP = None

@@ -128,6 +128,7 @@ class ResidualSum(JoinedBranches):
     def __init__(self, shortcuts: Sequence[SharedProjection | None], norms: Sequence[SharedBatchNorm] = ()) -> None:
         super().__init__(shortcuts)
         self.norms = nn.ModuleList(norms)
+        self.lean = False  # whether to make wide tensors again in the backward pass, rather than to keep them
 
     def forward(
         self, layer: int, outputs: Mapping[int, tuple[Tensor, Tensor]], alive: set[int], readers: Sequence[Reader]
@@ -148,7 +149,8 @@ class ResidualSum(JoinedBranches):
         if not untouched or not covers(layers, self.shortcuts.values(), x):
             return None
         shortcuts = {number: cast(SharedProjection, part) for number, part in self.shortcuts.items()}
-        return run([Module(layer, shortcuts.get(str(number))) for number, layer in enumerate(layers)], x)
+        modules = [Module(layer, shortcuts.get(str(number))) for number, layer in enumerate(layers)]
+        return run(modules, x, lean=self.lean)
 
     def plain(
         self, layer: int, outputs: Mapping[int, tuple[Tensor, Tensor]], rows: Sequence[tuple[int, ...]]

@@ -27,13 +27,17 @@ def covers(layers: Sequence[Layer], shortcuts: Iterable[nn.Module], x: Any) -> b
     if not _is_plain(x) or x.dim() != 4 or not x.numel() or _somebody_looks_on(x):
         return False
     branches = [list(layer.branches.values()) for layer in layers]
-    training = branches[0][0].training
+    if not _is_branch(branches[0][0]) or not isinstance(
+        norm := cast(Branch, branches[0][0]).residual[1], nn.BatchNorm2d
+    ):
+        return False
+    training, groups = norm.training, groups_of(norm, len(x))
     for layer, members in zip(layers, branches, strict=True):
         if len({reader.fan_in for reader in layer.readers}) > 1 or not all(_is_branch(branch) for branch in members):
             return False
-        if not _are_alike([cast(Branch, branch).residual for branch in members], training, x):
+        if not _are_alike([cast(Branch, branch).residual for branch in members], training, groups, x):
             return False
-    return all(_is_projection(shortcut, training, x) for shortcut in shortcuts)
+    return all(_is_projection(shortcut, training, groups, x) for shortcut in shortcuts)
 
 
 def _somebody_looks_on(x: Tensor) -> bool:
@@ -50,7 +54,7 @@ def _is_branch(branch: nn.Module) -> bool:
     return type(branch) is Branch and _is_untouched(branch) and type(branch.residual) is nn.Sequential
 
 
-def _are_alike(residuals: Sequence[nn.Sequential], training: bool, x: Tensor) -> bool:
+def _are_alike(residuals: Sequence[nn.Sequential], training: bool, groups: int, x: Tensor) -> bool:
     """Whether the branches of a module are three convolutions with batch norms, and all of the same shape."""
     if any(len(residual) != 8 for residual in residuals) or not all(map(_is_untouched, residuals)):
         return False
@@ -63,18 +67,18 @@ def _are_alike(residuals: Sequence[nn.Sequential], training: bool, x: Tensor) ->
             if not all(_is_conv(part, form, x) and part.weight.shape == first.weight.shape for part in parts):
                 return False
         elif place in (1, 4, 7):
-            if not all(_is_norm(part, cast(nn.BatchNorm2d, first), training, x) for part in parts):
+            if not all(_is_norm(part, cast(nn.BatchNorm2d, first), training, groups, x) for part in parts):
                 return False
         elif not all(type(part) is nn.ReLU for part in parts):
             return False
     return True
 
 
-def _is_projection(shortcut: nn.Module, training: bool, x: Tensor) -> bool:
+def _is_projection(shortcut: nn.Module, training: bool, groups: int, x: Tensor) -> bool:
     if type(shortcut) is not SharedProjection or not all(map(_is_untouched, (shortcut, shortcut.norm))):
         return False
     conv, norm = shortcut.conv, shortcut.norm.norm
-    parts_are_ours = _is_conv(conv, POINTWISE, x) and _is_norm(norm, norm, training, x)
+    parts_are_ours = _is_conv(conv, POINTWISE, x) and _is_norm(norm, norm, training, groups, x)
     return parts_are_ours and all(map(_is_untouched, (conv, norm)))
 
 
@@ -84,13 +88,12 @@ def _is_conv(conv: nn.Module, form: dict[str, Any], x: Tensor) -> bool:
     return all(getattr(conv, name) == value for name, value in UNCHANGED.items()) and _fits(conv.weight, x)
 
 
-def _is_norm(norm: nn.Module, first: nn.BatchNorm2d, training: bool, x: Tensor) -> bool:
+def _is_norm(norm: nn.Module, first: nn.BatchNorm2d, training: bool, groups: int, x: Tensor) -> bool:
     if type(norm) not in (nn.BatchNorm2d, GroupedBatchNorm2d) or norm.training is not training:
         return False
     assert isinstance(norm, nn.BatchNorm2d)
-    if training and groups_of(norm, len(x)) > 1:
-        return False
     same = norm.eps == first.eps and norm.momentum == first.momentum and norm.num_features == first.num_features
+    same = same and groups_of(norm, len(x)) == groups
     parts = norm.weight, norm.bias, norm.running_mean, norm.running_var
     return same and norm.momentum is not None and all(part is not None and _fits(part, x) for part in parts)
 

@@ -1,8 +1,8 @@
 """The batch norms of all branches of a module at once, in few operations.
 
-On a CPU the statistics of a batch, from sums and from squares of what is centred, take a fraction of the time of torch's
-own. A norm that follows a 1x1 convolution is folded into it while training: the variance of every output is known exactly
-from the covariance of the inputs, which are centred for that.
+On a CPU the statistics of a batch, from sums and from squares of what is centred, take a fraction of the time of
+torch's own. A norm that follows a 1x1 convolution is folded into it while training: the variance of every output is
+known exactly from the covariance of the inputs, which are centred for that.
 
 Shape letters: N images, C branches, D channels of all branches together, P pixels; I inputs and O outputs of a 1x1
 convolution; V rows of which the last is ones.
@@ -11,7 +11,6 @@ convolution; V rows of which the last is ones.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -33,24 +32,26 @@ class Norms:
         return torch.stack([getattr(norm, name) for norm in self.norms])
 
 
-@dataclass
 class Tracked:
     """How the running statistics of norms will move, once the forward pass has come to a good end."""
 
-    moves: list[tuple[Norms, Tensor, Tensor]] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.moves: dict[nn.BatchNorm2d, tuple[Norms, list[Tensor], list[Tensor]]] = {}
 
     def note(self, norms: Norms, mean: Tensor, variance: Tensor, count: int) -> None:
-        """The statistics of a batch for all norms, of so many values a channel; the variance is biased."""
-        unbiased = variance.detach() * (count / (count - 1))
-        self.moves.append((norms, mean.detach(), unbiased))
+        """The statistics of a group of images for all norms, of so many values a channel; the variance is biased."""
+        unbiased = variance.detach() * (count / max(count - 1, 1))
+        _, means, variances = self.moves.setdefault(norms.first, (norms, [], []))
+        means.append(mean.detach())
+        variances.append(unbiased)
 
     @torch.no_grad()
     def move_(self) -> None:
-        """Move them, as nn.BatchNorm2d does."""
-        for norms, *statistics in self.moves:
-            for name, values in zip(("running_mean", "running_var"), statistics, strict=True):
+        """Move them once, by the mean over groups, as nn.BatchNorm2d does."""
+        for norms, *statistics in self.moves.values():
+            for name, groups in zip(("running_mean", "running_var"), statistics, strict=True):
                 running = [getattr(norm, name) for norm in norms.norms]
-                new = values.to(running[0].dtype).reshape(len(running), -1).unbind()
+                new = torch.stack(groups).mean(0).reshape(len(running), -1).unbind()
                 torch._foreach_lerp_(running, new, cast(float, norms.first.momentum))
             torch._foreach_add_([cast(Tensor, norm.num_batches_tracked) for norm in norms.norms], 1)
 
@@ -138,7 +139,7 @@ def rows_of(parts_NCIHW: Sequence[Tensor]) -> Tensor:
 
 
 def centred_rows(parts_NCIHW: Sequence[Tensor], alive: Sequence[bool]) -> tuple[Tensor, list[Tensor]]:
-    """The same, centred, and the means: of the first part one for each branch, CI; of another one for all that are alive.
+    """The same, centred, and the means: of the first part for each branch, CI; of another one for all that are alive.
 
     Branches that are not alive must have no gradient.
     """

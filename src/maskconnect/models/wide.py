@@ -10,6 +10,9 @@ convolution of the next module. Here no image depends on another, so all of it i
 tensors are in the cache; of the wide tensors only x and its gradient go to memory. Backward f is made again, unless
 the shortcuts are among the rows of h: that would take longer than to read it.
 
+Where memory is short, not even x is kept: backward it is made again from the h of this module and of those before,
+back to a module whose shortcuts are kept (`Again`).
+
 Shape letters: N images, C branches, T branches that read them, V rows of h, O output channels of a branch, R channels
 of the next bottleneck, P pixels; B images at a time.
 """
@@ -17,6 +20,7 @@ of the next bottleneck, P pixels; B images at a time.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,20 +34,43 @@ ELSEWHERE = 256 * 2**20
 """The same on other devices, where to start an operation is dear."""
 
 
+@dataclass(frozen=True)
+class Factors:
+    """What x is made of, besides shortcuts; all of it narrow."""
+
+    h_NCVP: Tensor
+    a_COV: Tensor
+    m_TC: Tensor
+    share: float
+
+
+@dataclass(frozen=True)
+class Again:
+    """How to make the shortcuts of a module again: from those of an earlier one, by way of the modules in between."""
+
+    start_NCOP: Tensor | None
+    modules: tuple[Factors, ...] = ()
+
+    def then(self, module: Factors) -> Again:
+        """The same for the next module."""
+        return Again(self.start_NCOP, (*self.modules, module))
+
+
 def join(
-    h_NCVP: Tensor, a_COV: Tensor, s_NCOP: Tensor | None, m_TC: Tensor, b_TRO: Tensor | None, share: float
+    factors: Factors, s_NCOP: Tensor | None, b_TRO: Tensor | None, again: Again | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """x and u of a module.
 
     Args:
-        h_NCVP: the bottlenecks, and whatever else is multiplied by `a_COV`.
-        a_COV: folded weights.
-        s_NCOP: the shortcuts where they are not part of h; one for all branches (N1OP) where all have the same.
-        m_TC: the binary mask of every reader.
+        factors: the bottlenecks and whatever else is multiplied by folded weights, these, the masks, and 1/K.
+        s_NCOP: the shortcuts where they are not among the rows; one for all branches (N1OP) where all have the same.
         b_TRO: weights of the next module; without one there is no u.
-        share: 1/K.
+        again: how to make the shortcuts again, so that no wide tensor is kept.
     """
-    x_NTOP, u_NTRP = _Join.apply(h_NCVP, a_COV, s_NCOP, m_TC, b_TRO, share)  # type: ignore[no-untyped-call]
+    own = factors
+    x_NTOP, u_NTRP = _Join.apply(  # type: ignore[no-untyped-call]
+        own.h_NCVP, own.a_COV, s_NCOP, own.m_TC, b_TRO, own.share, again
+    )
     return x_NTOP, u_NTRP
 
 
@@ -57,32 +84,41 @@ class _Join(torch.autograd.Function):
         m_TC: Tensor,
         b_TRO: Tensor | None,
         share: float,
+        again: Again | None,
     ) -> tuple[Tensor, Tensor | None]:
         (N, C, _, P), outputs, T = h_NCVP.shape, a_COV.shape[1], len(m_TC)
         x_NTOP = h_NCVP.new_empty(N, T, outputs, P)
         u_NTRP = None if b_TRO is None else h_NCVP.new_empty(N, T, b_TRO.shape[1], P)
         learning = ctx.needs_input_grad[3]
+        keeps_f = learning and s_NCOP is None and again is None
         few = images_at_a_time(h_NCVP, C * outputs * P)
-        keep = learning and s_NCOP is None
-        f_NCOP = h_NCVP.new_empty(N if keep else few, C, outputs, P)
+        f_NCOP = h_NCVP.new_empty(N if keeps_f else few, C, outputs, P)
         for part in parts(N, few):
-            f = f_NCOP[part] if keep else f_NCOP[: part.stop - part.start]
-            _branches(h_NCVP[part], a_COV, None if s_NCOP is None else s_NCOP[part], share, f)
+            f = f_NCOP[part] if keeps_f else f_NCOP[: part.stop - part.start]
+            _branches(h_NCVP[part], a_COV, _some(s_NCOP, part), share, out=f)
             _mix(m_TC, f, out=x_NTOP[part])
             x_NTOP[part].clamp_min_(0)
             if b_TRO is not None and u_NTRP is not None:
                 _times(b_TRO, x_NTOP[part], out=u_NTRP[part])
-        ctx.share, ctx.learning = share, learning
+        ctx.share, ctx.learning, ctx.lean = share, learning, again is not None
         ctx.branches_of_s = 0 if s_NCOP is None else s_NCOP.shape[1]
-        needed = (f_NCOP if keep else s_NCOP) if learning else None
-        ctx.save_for_backward(h_NCVP, a_COV, needed, m_TC, b_TRO, x_NTOP)
         ctx.set_materialize_grads(False)
+        kept = [f_NCOP if keeps_f else None, s_NCOP if learning else None, x_NTOP]
+        if again is not None:
+            kept = [None, again.start_NCOP, None]
+            ctx.shares = [module.share for module in again.modules]
+            kept += [t for module in again.modules for t in (module.h_NCVP, module.a_COV, module.m_TC)]
+        ctx.save_for_backward(h_NCVP, a_COV, m_TC, b_TRO, *kept)
         return x_NTOP, u_NTRP
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dx_NTOP: Tensor | None, du_NTRP: Tensor | None) -> tuple[Tensor | None, ...]:
-        h_NCVP, a_COV, s_or_f_NCOP, m_TC, b_TRO, x_NTOP = ctx.saved_tensors
+        h_NCVP, a_COV, m_TC, b_TRO, f_NCOP, s_NCOP, x_NTOP, *earlier = ctx.saved_tensors
+        again = None
+        if ctx.lean:
+            triples = zip(earlier[::3], earlier[1::3], earlier[2::3], ctx.shares, strict=True)
+            again = Again(s_NCOP, tuple(Factors(*triple) for triple in triples))
         (N, C, _, P), outputs, T = h_NCVP.shape, a_COV.shape[1], len(m_TC)
         few = images_at_a_time(h_NCVP, C * outputs * P)
         dh_NCVP = torch.empty_like(h_NCVP)
@@ -94,21 +130,22 @@ class _Join(torch.autograd.Function):
         # df is made as share * df, which is the gradient of a shortcut; what comes of it is divided again.
         back_CT, a_CVO = (m_TC * ctx.share).mT, (a_COV / ctx.share).mT
         for part in parts(N, few):
-            n = part.stop - part.start
-            h, x, g, f = h_NCVP[part], x_NTOP[part], g_BTOP[:n], f_BCOP[:n]
-            dx = None if dx_NTOP is None else dx_NTOP[part]
+            h, g, f = h_NCVP[part], g_BTOP[: part.stop - part.start], f_BCOP[: part.stop - part.start]
+            if f_NCOP is not None:
+                f = f_NCOP[part]
+            elif again is not None or ctx.learning:
+                s = _some(s_NCOP, part) if again is None else _shortcuts(again, part)
+                _branches(h, a_COV, s, ctx.share, out=f)
+            x = x_NTOP[part] if again is None else _mixed(m_TC, f)
+            dx = _some(dx_NTOP, part)
             if du_NTRP is not None and db_BTRO is not None:
                 _times(b_TRO.mT, du_NTRP[part], out=g, plus=dx)
                 _add_products(db_BTRO, du_NTRP[part], x)
                 dx = g
             torch.ops.aten.threshold_backward.grad_input(dx, x, 0, grad_input=g)
             if ctx.learning:
-                made = s_or_f_NCOP[part]
-                if ctx.branches_of_s:
-                    _branches(h, a_COV, made, ctx.share, f)
-                    made = f
-                dm_BTC[:n].baddbmm_(g.flatten(2), made.flatten(2).mT)
-            df = ds_NCOP[part] if ctx.branches_of_s == C else f
+                dm_BTC[: len(f)].baddbmm_(g.flatten(2), f.flatten(2).mT)
+            df = ds_NCOP[part] if ctx.branches_of_s == C else f_BCOP[: len(f)]
             _mix(back_CT, g, out=df)
             if 0 < ctx.branches_of_s < C:
                 torch.sum(df, 1, keepdim=True, out=ds_NCOP[part])
@@ -121,7 +158,30 @@ class _Join(torch.autograd.Function):
             dm_BTC.sum(0) if ctx.learning else None,
             None if db_BTRO is None else db_BTRO.sum(0),
             None,
+            None,
         )
+
+
+def _shortcuts(again: Again, part: slice) -> Tensor | None:
+    """The shortcuts of a few images, made again."""
+    s = _some(again.start_NCOP, part)
+    for module in again.modules:
+        h = module.h_NCVP[part]
+        f = h.new_empty(*h.shape[:2], module.a_COV.shape[1], h.shape[3])
+        _branches(h, module.a_COV, s, module.share, out=f)
+        s = _mixed(module.m_TC, f)
+    return s
+
+
+def _mixed(m_TC: Tensor, f: Tensor) -> Tensor:
+    """x of a few images."""
+    x = f.new_empty(len(f), len(m_TC), *f.shape[2:])
+    _mix(m_TC, f, out=x)
+    return x.clamp_min_(0)
+
+
+def _some(x: Tensor | None, part: slice) -> Tensor | None:
+    return None if x is None else x[part]
 
 
 def images_at_a_time(like: Tensor, numbers: int) -> int:
@@ -139,7 +199,7 @@ def parts(images: int, few: int) -> Iterator[slice]:
     return (slice(start, min(start + few, images)) for start in range(0, images, few))
 
 
-def _branches(h: Tensor, a_COV: Tensor, s: Tensor | None, share: float, out: Tensor) -> None:
+def _branches(h: Tensor, a_COV: Tensor, s: Tensor | None, share: float, *, out: Tensor) -> None:
     """f of every branch."""
     if s is not None and s.shape[1] == h.shape[1]:
         _times(a_COV, h, out=out, plus=s, share=share)
