@@ -48,7 +48,7 @@ lr = 0.001
 
 __all__ = ["Silent", "command", "metrics", "results", "run", "tiny", "train"]
 
-TIMES = ("images_per_second", "seconds")
+TIMES = ("images_per_second", "seconds", "waiting_for_data")
 
 
 def tiny(folder, *settings, **fields):

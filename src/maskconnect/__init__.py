@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from maskconnect.core.count import count_parameters
     from maskconnect.core.loop import attach, freeze, param_groups, wiring_of
     from maskconnect.core.prune import prune
+    from maskconnect.core.reference import reference
     from maskconnect.core.rewire import rewire
     from maskconnect.core.stack import MaskedStack
     from maskconnect.models import resnet, resnext
@@ -32,6 +33,7 @@ __all__ = [
     "load",
     "param_groups",
     "prune",
+    "reference",
     "resnet",
     "resnext",
     "rewire",
@@ -47,6 +49,7 @@ _PLACES = {
     "load": "ship.saved",
     "param_groups": "core.loop",
     "prune": "core.prune",
+    "reference": "core.reference",
     "resnet": "models",
     "resnext": "models",
     "rewire": "core.rewire",

@@ -25,18 +25,18 @@ def test_the_plain_network_of_a_case_is_of_the_same_size(name):
 
 
 def test_a_step_updates_weights_and_masks():
-    for variant in ("plain", "frozen", "learning"):
+    for variant in ("plain", "frozen", "learning", "reference"):
         network = make(CASES["resnet38"], variant)
         before = {name: p.detach().clone() for name, p in network.named_parameters()}
         training_step(network, 2, torch.channels_last)()
         changed = {name for name, p in network.named_parameters() if not torch.equal(p, before[name])}
-        assert ("stack.masks.real" in changed) == (variant == "learning")
+        assert ("stack.masks.real" in changed) == (variant in ("learning", "reference"))
         assert len(changed) > len(before) / 2
 
 
 def test_ratios_are_of_the_same_rounds():
     times = {"plain": Times((1.0, 2.0, 4.0)), "frozen": Times((1.0, 2.0, 8.0)), "learning": Times((3.0, 2.0, 4.0))}
-    found = Result(batch=2, layouts={}, times=times).describe()["ratios"]
+    found = Result(batch=2, layouts={}, times=times, arithmetic={}).describe()["ratios"]
     assert found["learning_over_plain"] == {"minima": 2.0, "median": 1.0, "lowest": 1.0, "highest": 3.0}
     assert found["frozen_over_plain"]["highest"] == 2.0
 
@@ -47,12 +47,13 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path, capsys, monkeypatc
     assert main(["bench", "resnet38", "--batch", "2", "--seconds", "0", "--threads", "1", "--out", str(out)]) == 0
     said = capsys.readouterr().out
     assert "ResNet-38, K=10" in said
-    assert "learning / plain" in said
+    assert "reference" in said
     found = json.loads(out.read_text())
     assert found["machine"]["threads"] == 1
     (result,) = found["results"]
     assert (result["case"], result["batch"], result["bar"]) == ("resnet38", 2, 1.13)
-    assert set(result["seconds"]) == {"plain", "frozen", "learning"}
+    assert set(result["seconds"]) == {"plain", "frozen", "learning", "reference"}
+    assert result["arithmetic"]["learning"]["peak"] > result["arithmetic"]["plain"]["peak"]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import maskconnect as mc
 from maskconnect.core.reference import reference
-from maskconnect.models import at_once
+from maskconnect.models import at_once, save_memory_
 from maskconnect.models.groups import group_norms_
 
 X = torch.linspace(-2, 2, 4 * 3 * 12 * 12, dtype=torch.float64).sin().reshape(4, 3, 12, 12) * 3
@@ -332,3 +332,25 @@ def test_gradients_of_gradients_are_refused_but_in_the_readable_way():
     (grad,) = torch.autograd.grad(y.sum(), model.stem[0].weight, create_graph=True)
     grad.square().sum().backward()
     assert model.stem[0].weight.grad.isfinite().all()
+
+
+def test_drawn_masks_with_norms_in_eval_mode_agree(passes):
+    model = network()
+    one_step(model)
+    model.zero_grad()
+    model.eval()
+    model.stack.training = True
+    both_ways(model, one_step)
+    assert passes == [True] * 2
+
+
+def test_a_resnext_can_save_memory():
+    model = network()
+    save_memory_(model)
+    assert model.stack.aggregation.lean
+
+
+@pytest.mark.parametrize("model", [mc.resnet(14, 7, 2), mc.resnext(11, 4, 2, 7, 1, norm="sum"), nn.Linear(1, 1)])
+def test_a_network_without_wide_tensors_cannot(model):
+    with pytest.raises(mc.ConfigError, match="this network has none"):
+        save_memory_(model)

@@ -1,5 +1,7 @@
 """What a person sees of a run."""
 
+from dataclasses import replace
+
 import pytest
 
 from maskconnect.training import show
@@ -52,3 +54,8 @@ def test_a_bar_shows_lines_above_it(capsys):
         bar.progress(NOW)
         bar.line("a line [with brackets]")
     assert "a line [with brackets]" in capsys.readouterr().out
+
+
+def test_data_that_do_not_keep_up_are_mentioned():
+    assert "waiting" not in NOW.text()
+    assert "1,234 images/s (31 % of the time waiting for data)  1:35 left" in replace(NOW, waiting_for_data=31.4).text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import inf
 
 from torch import nn
 
@@ -24,12 +25,19 @@ class Case:
     bar: float  # how many times as long as a plain step a learning one may take
     aim: float
 
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """What is timed; see `steps.py`."""
+        common = ("plain", "frozen", "learning", "reference")
+        return common if isinstance(self.spec, ResNetSpec) else (*common, "lean")
+
     def network(self, connectivity: str) -> nn.Module:
         """Ours, with learned or random connectivity of the same fan-in."""
         return build(replace(self.spec, connectivity=connectivity))
 
 
-def _resnet(depth: int, fan_in: int, bar: float, aim: float) -> Case:
+def resnet_case(depth: int, fan_in: int, bar: float = inf, aim: float = inf) -> Case:
+    """A ResNet of CIFAR."""
     blocks = [(depth - 2) // 6] * 3
     return Case(
         about=f"ResNet-{depth}, K={fan_in}",
@@ -40,10 +48,13 @@ def _resnet(depth: int, fan_in: int, bar: float, aim: float) -> Case:
     )
 
 
-def _resnext(width: int, cardinality: int, bar: float, aim: float, batches: tuple[int, ...]) -> Case:
-    spec = ResNeXtSpec(depth=29, width=width, cardinality=cardinality, num_classes=CLASSES, fan_in=4)
+def resnext_case(
+    width: int, cardinality: int, fan_in: int, bar: float = inf, aim: float = inf, batches: tuple[int, ...] = (128, 32)
+) -> Case:
+    """A ResNeXt of CIFAR, of 29 layers."""
+    spec = ResNeXtSpec(depth=29, width=width, cardinality=cardinality, num_classes=CLASSES, fan_in=fan_in)
     return Case(
-        about=f"ResNeXt {{29,{width},{cardinality}}}, K=4",
+        about=f"ResNeXt {{29,{width},{cardinality}}}, K={fan_in}",
         spec=spec,
         plain=lambda: PlainResNeXt("cifar", [3, 3, 3], width, cardinality, CLASSES, "sum", spec.stem_width),
         batches=batches,
@@ -53,9 +64,9 @@ def _resnext(width: int, cardinality: int, bar: float, aim: float, batches: tupl
 
 
 CASES = {
-    "resnet38": _resnet(38, 10, 1.13, 1.05),
-    "resnet74": _resnet(74, 15, 1.25, 1.10),
-    "resnet110": _resnet(110, 20, 1.35, 1.15),
-    "resnext29-8-8": _resnext(8, 8, 3.0, 2.0, (128, 32)),
-    "resnext29-64-8": _resnext(64, 8, 1.6, 1.2, (8,)),
+    "resnet38": resnet_case(38, 10, 1.13, 1.05),
+    "resnet74": resnet_case(74, 15, 1.25, 1.10),
+    "resnet110": resnet_case(110, 20, 1.35, 1.15),
+    "resnext29-8-8": resnext_case(8, 8, 4, 3.0, 2.0),
+    "resnext29-64-8": resnext_case(64, 8, 4, 1.6, 1.2, (8,)),
 }

@@ -1,4 +1,10 @@
-"""Training steps of one case, timed in turn: plain, frozen wiring, learning.
+"""Training steps of one case, timed in turn, and what they compute, move and hold.
+
+    plain       a plain network (`plain.py`)
+    frozen      random wiring of the same fan-in
+    learning    masks and weights
+    reference   the same in the readable way (`core/reference.py`)
+    lean        ResNeXt: learning, with wide tensors made again rather than kept
 
 A step is forward, backward, and the update of weights and masks. Each network has the memory layout in which it is
 faster, so that the comparison is with the best that a plain network can do.
@@ -14,11 +20,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from maskconnect.bench.arithmetic import Arithmetic, count
 from maskconnect.bench.cases import CLASSES, Case
 from maskconnect.core.loop import attach, masks_of, param_groups
+from maskconnect.core.reference import reference
+from maskconnect.models import save_memory_
 from maskconnect.ship.measure import Times, interleaved
 
-VARIANTS = ("plain", "frozen", "learning")
 LAYOUTS = {"channels first": torch.contiguous_format, "channels last": torch.channels_last}
 SIDE = 32
 
@@ -30,16 +38,28 @@ class Result:
     batch: int
     layouts: Mapping[str, str]  # of each variant
     times: Mapping[str, Times]
+    arithmetic: Mapping[str, Arithmetic]
 
     def describe(self) -> dict[str, Any]:
         """All of it as plain data: seconds of each variant, and ratios with their spread."""
-        pairs = (("frozen", "plain"), ("learning", "plain"), ("learning", "frozen"))
+        pairs = [(name, "plain") for name in self.times if name != "plain"] + [("learning", "frozen")]
         ratios = {f"{a}_over_{b}": self._ratio(a, b) for a, b in pairs}
         seconds = {
             name: {"minimum": times.minimum, "median": times.median, "rounds": len(times.seconds)}
             for name, times in self.times.items()
         }
-        return {"batch": self.batch, "layouts": dict(self.layouts), "seconds": seconds, "ratios": ratios}
+        counted = {name: arithmetic.describe() for name, arithmetic in self.arithmetic.items()}
+        return {
+            "batch": self.batch,
+            "layouts": dict(self.layouts),
+            "seconds": seconds,
+            "ratios": ratios,
+            "arithmetic": counted,
+        }
+
+    def memory(self, variant: str) -> float:
+        """How many times as much as a plain step a variant holds at its peak."""
+        return self.arithmetic[variant].peak / self.arithmetic["plain"].peak
 
     def _ratio(self, a: str, b: str) -> dict[str, float]:
         pairs = zip(self.times[a].seconds, self.times[b].seconds, strict=True)
@@ -49,19 +69,41 @@ class Result:
 
 
 def time_steps(case: Case, batch: int, *, seconds: float, rounds: int = 100) -> Result:
-    """Time a step of every variant, interleaved, in at most about so many seconds."""
-    chosen = {name: _faster(case, name, batch) for name in VARIANTS}
+    """Time a step of every variant, interleaved, in at most about so many seconds, and count what it does."""
+    chosen = {name: _faster(case, name, batch) for name in case.variants}
     steps = {name: step for name, (_, step) in chosen.items()}
     times = interleaved(steps, rounds, seconds, least=3)
-    return Result(batch=batch, layouts={name: layout for name, (layout, _) in chosen.items()}, times=times)
+    layouts = {name: layout for name, (layout, _) in chosen.items()}
+    return Result(batch=batch, layouts=layouts, times=times, arithmetic=count_steps(case, batch, case.variants))
+
+
+def count_steps(case: Case, batch: int, variants: Sequence[str]) -> dict[str, Arithmetic]:
+    """What a step of some variants computes, moves and holds; counted on the meta device."""
+    layout = LAYOUTS["channels first"]
+    return {name: count(step_of(case, name, batch, layout, device="meta")) for name in variants}
 
 
 def _faster(case: Case, variant: str, batch: int) -> tuple[str, Callable[[], None]]:
     """A step in the layout in which it is faster."""
-    steps = {name: training_step(make(case, variant), batch, layout) for name, layout in LAYOUTS.items()}
+    steps = {name: step_of(case, variant, batch, layout) for name, layout in LAYOUTS.items()}
     times = interleaved(steps, 2, 0.0, least=2)
     best = min(times, key=lambda name: times[name].minimum)
     return best, steps[best]
+
+
+def step_of(
+    case: Case, variant: str, batch: int, layout: torch.memory_format, device: str = "cpu"
+) -> Callable[[], None]:
+    """A training step of one variant."""
+    step = training_step(make(case, variant).to(device), batch, layout)
+    if variant != "reference":
+        return step
+
+    def readable() -> None:
+        with reference():
+            step()
+
+    return readable
 
 
 def make(case: Case, variant: str) -> nn.Module:
@@ -69,13 +111,16 @@ def make(case: Case, variant: str) -> nn.Module:
     torch.manual_seed(0)
     if variant == "plain":
         return case.plain()
-    return case.network("learned" if variant == "learning" else "random")
+    network = case.network("random" if variant == "frozen" else "learned")
+    if variant == "lean":
+        save_memory_(network)
+    return network
 
 
 def training_step(network: nn.Module, batch: int, layout: torch.memory_format) -> Callable[[], None]:
     """A step of SGD on the same images, again and again."""
     network.train().to(memory_format=layout)  # type: ignore[call-overload]
-    x, y = images(batch, layout)
+    x, y = (part.to(next(network.parameters()).device) for part in images(batch, layout))
     groups: Sequence[Any] = list(network.parameters())
     if masks_of(network):
         groups = param_groups(network, lr=0.01, mask_lr=0.01, weight_decay=1e-4)

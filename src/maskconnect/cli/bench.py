@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,22 +55,29 @@ def run(args: argparse.Namespace) -> None:
             print(line(case, result), flush=True)
             if args.out is not None:
                 write_atomically(args.out, json.dumps(found, indent=1) + "\n")
-    print(
-        "\nTimes are of interleaved training steps, each network in its faster memory layout. Ratios are medians over"
-    )
-    print("rounds; those of the fastest steps and the spread are in brackets.")
+    print(FOOT)
 
 
-HEAD = f"{'':24s} {'batch':>5s} {'plain, s':>9s} {'frozen / plain':>22s} {'learning / plain':>22s} {'bar':>5s}"
+VARIANTS = ("frozen", "learning", "reference", "lean")
+HEAD = (
+    f"{'':22s} {'batch':>5s} {'plain, s':>8s}  {'frozen':16s}{'learning':16s}{'reference':>9s} {'lean':>5s} "
+    f"{'bar':>5s}  memory"
+)
+FOOT = """
+Interleaved training steps over those of a plain network, each in its faster memory layout: the median over rounds, in
+brackets that of the fastest steps. reference: learning in the readable way; lean: learning with wide tensors made
+again, not kept. Memory of learning, and of lean, over plain: all tensors at the peak of a step. --out FILE has more."""
 
 
 def line(case: Case, result: Result) -> str:
     """One line of the table."""
     described = result.describe()
     seconds, ratios = described["seconds"]["plain"]["median"], described["ratios"]
-    cells = [_ratio(ratios[f"{name}_over_plain"]) for name in ("frozen", "learning")]
-    return f"{case.about:24s} {result.batch:5d} {seconds:9.3f} {cells[0]:>22s} {cells[1]:>22s} {case.bar:5.2f}"
-
-
-def _ratio(ratio: dict[str, float]) -> str:
-    return f"{ratio['median']:.2f} ({ratio['minima']:.2f}; {ratio['lowest']:.2f}-{ratio['highest']:.2f})"
+    cells = {name: ratios.get(f"{name}_over_plain", {"median": math.nan, "minima": math.nan}) for name in VARIANTS}
+    both = [f"{cells[name]['median']:.2f} ({cells[name]['minima']:.2f})" for name in ("frozen", "learning")]
+    rest = [f"{cells[name]['median']:.2f}".replace("nan", "") for name in ("reference", "lean")]
+    memory = ", ".join(f"{result.memory(name):.2f}" for name in ("learning", "lean") if name in case.variants)
+    return (
+        f"{case.about:22s} {result.batch:5d} {seconds:8.3f}  {both[0]:16s}{both[1]:16s}{rest[0]:>9s} {rest[1]:>5s} "
+        f"{case.bar:5.2f}  {memory}"
+    )

@@ -64,6 +64,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--precision", default="fp32", metavar="NAME", help="fp32, bf16 or fp16 (default: fp32)")
     how.add_argument("--channels-last", action="store_true", help="keep images and weights channels-last in memory")
     how.add_argument("--compile", action="store_true", help="torch.compile the network, once its wiring is fixed")
+    how.add_argument("--lean", action="store_true", help="ResNeXt in less memory, for some more time")
     how.add_argument("--threads", type=int, metavar="N", help="of the CPU (default: torch's)")
     how.add_argument("--deterministic", action="store_true", help="only algorithms that always give the same bits")
     how.add_argument("--workers", type=int, default=0, metavar="N", help="processes that decode image files")

@@ -160,7 +160,9 @@ class ConnectivityMasks(nn.Module):
         return read_masks(mask_TS, self.layout, self.candidates)
 
     def _on_host(self) -> Tensor:
-        """The real masks, checked: every entry is finite and in [0, 1]."""
+        """The real masks, checked: every entry is finite and in [0, 1]. On the meta device all candidates are equal."""
+        if self.real.is_meta:
+            return self._candidate_TS.to(self.real.dtype)
         real_TS = self.real.detach().to("cpu", copy=True)
         wrong_TS = ~((real_TS >= 0) & (real_TS <= 1 + 1e-6))
         if wrong_TS.any():

@@ -6,10 +6,11 @@ from typing import Any
 
 from maskconnect.errors import ConfigError, unknown_name
 from maskconnect.models.blocks import Classifier
+from maskconnect.models.branches import save_memory_
 from maskconnect.models.resnet import ResNetSpec, build_resnet, resnet
 from maskconnect.models.resnext import ResNeXtSpec, build_resnext, resnext
 
-__all__ = ["Classifier", "ResNeXtSpec", "ResNetSpec", "build", "read_spec", "resnet", "resnext"]
+__all__ = ["Classifier", "ResNeXtSpec", "ResNetSpec", "build", "read_spec", "resnet", "resnext", "save_memory_"]
 
 FAMILIES: dict[str, type[ResNetSpec] | type[ResNeXtSpec]] = {spec.FAMILY: spec for spec in (ResNetSpec, ResNeXtSpec)}
 

@@ -28,7 +28,7 @@ REDUCE, REDUCE_NORM, _, CONV, CONV_NORM, _, EXPAND, EXPAND_NORM = range(8)
 """Where the parts of a branch are in its residual."""
 
 KEPT_EVERY = 3
-"""Where memory is short, the inputs of every so many modules are kept, and of those where the shape changes."""
+"""Where memory is short, the inputs of one in so many modules are kept, and of those after a change of shape."""
 
 FOLDED_UP_TO = 128
 """How many channels a shortcut's convolution may read to be folded: covariances grow with the square, norms do not."""
@@ -59,9 +59,9 @@ class Module:
         return bool(self.parts[EXPAND_NORM][0].training)
 
     @property
-    def alive(self) -> list[bool]:
-        """Which of the branches that run can reach the output."""
-        return [branch in self.layer.alive for branch in self.layer.branches]
+    def alive(self) -> list[int]:
+        """Which of the branches that run can reach the output, by place."""
+        return [place for place, branch in enumerate(self.layer.branches) if branch in self.layer.alive]
 
     @property
     def fan_in(self) -> int:
@@ -115,7 +115,7 @@ def _run_group(
     """The same for a group of images; where a norm would have a single value, None: torch has an error for this."""
     u_NDHW = F.conv2d(x_NIHW, modules[0].weights(REDUCE).flatten(0, 1))
     x_NCOHW, second = x_NIHW[:, None], x_NIHW  # one input for all branches
-    again = Again(None)
+    again: Again | None = None
     for module, next_module in zip(modules, [*modules[1:], None], strict=True):
         h_NDHW = bottleneck(module, u_NDHW, tracked)
         N, _, H, W = h_NDHW.shape
@@ -125,10 +125,10 @@ def _run_group(
         sums.append(a_COV.detach().sum())
         b_TRO = None if next_module is None else next_module.pointwise(REDUCE)
         factors = Factors(h_NCVP, a_COV, module.masks(h_NDHW), 1 / module.fan_in)
-        if module.shortcut is not None or len(again.modules) == KEPT_EVERY:
+        if again is None or module.shortcut is not None or len(again.modules) == KEPT_EVERY:
             again = Again(s_NCOP)
         x_NTOP, u_NTRP = join(factors, s_NCOP, b_TRO, again if lean else None)
-        again = again.then(factors)
+        again = None if s_NCOP is None else again.then(factors)  # shortcuts among the rows are dear to make
         x_NCOHW = x_NTOP.view(N, -1, x_NTOP.shape[2], H, W)
         if module is modules[0]:
             second = x_NCOHW[:, 0]
@@ -154,7 +154,7 @@ def wide_inputs(
     h_NCIHW, shortcut = h_NDHW.view(N, C, -1, H, W), module.shortcut
     if shortcut is None:
         s_NCOP: Tensor | None = x_NCOHW.flatten(3)
-    elif x_NCOHW.shape[1] == 1 or (not lean and all(module.alive) and shortcut.conv.in_channels > FOLDED_UP_TO):
+    elif x_NCOHW.shape[1] == 1 or (not lean and len(module.alive) == C and shortcut.conv.in_channels > FOLDED_UP_TO):
         s_NCOP = projected(shortcut, x_NCOHW, tracked)
     else:
         s_NCOP = None

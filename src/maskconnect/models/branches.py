@@ -169,6 +169,18 @@ class ResidualSum(JoinedBranches):
         return [F.relu(_sum([part[k, len(row)] for k in row])) for row in rows]
 
 
+def save_memory_(network: nn.Module) -> None:
+    """Let a ResNeXt keep fewer of the tensors that are as wide as all its branches, and make them again backward."""
+    joins = [part for part in network.modules() if isinstance(part, ResidualSum) and not part.norms]
+    if not joins:
+        raise ConfigError(
+            "only a ResNeXt with aggregation='residual' and norm='branch' has wide tensors to make again; "
+            "this network has none."
+        )
+    for join in joins:
+        join.lean = True
+
+
 class BlockTotal(JoinedBranches):
     """The mean, or the sum, of whole blocks."""
 

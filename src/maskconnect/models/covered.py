@@ -41,11 +41,12 @@ def covers(layers: Sequence[Layer], shortcuts: Iterable[nn.Module], x: Any) -> b
 
 
 def _somebody_looks_on(x: Tensor) -> bool:
+    kind = x.device.type
     return bool(
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state()
         or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch.is_autocast_enabled(x.device.type)
+        or (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind))
         or _has_any_global_hook()  # type: ignore[no-untyped-call]
     )
 

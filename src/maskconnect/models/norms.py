@@ -138,18 +138,18 @@ def rows_of(parts_NCIHW: Sequence[Tensor]) -> Tensor:
     return torch.cat([*parts_NCIHW, parts_NCIHW[0].new_ones(1).expand(N, C, 1, H, W)], 2).flatten(3)
 
 
-def centred_rows(parts_NCIHW: Sequence[Tensor], alive: Sequence[bool]) -> tuple[Tensor, list[Tensor]]:
+def centred_rows(parts_NCIHW: Sequence[Tensor], alive: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
     """The same, centred, and the means: of the first part for each branch, CI; of another one for all that are alive.
 
     Branches that are not alive must have no gradient.
     """
-    h_NCVHW, *means = _CentredRows.apply(tuple(alive), *parts_NCIHW)  # type: ignore[no-untyped-call]
+    h_NCVHW, *means = _CentredRows.apply(list(alive), *parts_NCIHW)  # type: ignore[no-untyped-call]
     return h_NCVHW.flatten(3), means
 
 
 class _CentredRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, alive: tuple[bool, ...], *parts_NCIHW: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, alive: list[int], *parts_NCIHW: Tensor) -> tuple[Tensor, ...]:
         N, C, _, H, W = parts_NCIHW[0].shape
         ctx.sizes, ctx.alive = [part.shape[2] for part in parts_NCIHW], alive
         h_NCVHW = parts_NCIHW[0].new_empty(N, C, sum(ctx.sizes) + 1, H, W)
@@ -158,7 +158,7 @@ class _CentredRows(torch.autograd.Function):
         for place, (part, rows) in enumerate(zip(parts_NCIHW, torch.split(h_NCVHW, [*ctx.sizes, 1], 2), strict=False)):
             mean_CI = part.sum((-2, -1)).sum(0, dtype=exact_dtype(part)) / (N * H * W)
             if place:
-                mean_CI = mean_CI[list(alive)].mean(0, keepdim=True)
+                mean_CI = mean_CI[alive].mean(0, keepdim=True)
             means.append(mean_CI.to(part.dtype))
             torch.sub(part, means[-1][:, :, None, None], out=rows)
         ctx.mark_non_differentiable(*means)
@@ -171,8 +171,9 @@ class _CentredRows(torch.autograd.Function):
         for place, rows in enumerate(torch.split(dh_NCVHW, [*ctx.sizes, 1], 2)[:-1]):
             mean_CI = rows.sum((-2, -1)).sum(0) / count
             if place:
-                alive = rows.new_tensor(ctx.alive)
-                mean_CI = mean_CI.sum(0) / alive.sum() * alive[:, None]
+                pooled_I = mean_CI.sum(0) / len(ctx.alive)
+                mean_CI = torch.zeros_like(mean_CI)
+                mean_CI[ctx.alive] = pooled_I
             found.append(rows - mean_CI[:, :, None, None])
         return None, *found
 

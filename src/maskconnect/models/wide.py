@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-IN_CACHE = 8 * 2**20
+IN_CACHE = 16 * 2**20
 """How many bytes a wide tensor of a few images may have on a CPU."""
 
 ELSEWHERE = 256 * 2**20

@@ -38,7 +38,7 @@ def machine_of(options: Options) -> dict[str, Any]:
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "threads": torch.get_num_threads(),
-        **{name: getattr(options, name) for name in ("device", "precision", "channels_last", "compile")},
+        **{name: getattr(options, name) for name in ("device", "precision", "channels_last", "compile", "lean")},
         "skip_nonfinite": options.skip_nonfinite,
     }
 

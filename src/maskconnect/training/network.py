@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from maskconnect.errors import CheckpointError, ConfigError
-from maskconnect.models import build
+from maskconnect.models import build, save_memory_
 from maskconnect.models.groups import group_norms_
 from maskconnect.recipes.schema import Recipe
 from maskconnect.training.files import load_tensors
@@ -21,6 +21,8 @@ def make_network(recipe: Recipe, classes: int, channels: int, machine: Machine) 
     torch.manual_seed(recipe.seed)
     network = build(recipe.model.spec(num_classes=classes, in_channels=channels, seed=recipe.seed))
     group_norms_(network, recipe.training.norm_group)
+    if machine.lean:
+        save_memory_(network)
     if machine.channels_last:
         network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return network.to(machine.device)

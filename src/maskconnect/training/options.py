@@ -28,6 +28,7 @@ class Options:
     precision: str = "fp32"
     channels_last: bool = False
     compile: bool = False  # the network, once its wiring is fixed
+    lean: bool = False  # make wide tensors again backward, rather than keep them
     threads: int | None = None  # of the CPU; None: as many as torch takes
     deterministic: bool = False
     workers: int = 0  # processes that decode image files
@@ -38,6 +39,8 @@ class Options:
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
             raise unknown_name("precision", self.precision, PRECISIONS)
+        if self.lean and (self.precision != "fp32" or self.compile):
+            raise ConfigError("--lean goes with neither --precision bf16 or fp16 nor --compile; leave one out.")
         for name, least in (("workers", 0), ("log_every", 1)):
             if integer(name, getattr(self, name)) < least:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be {least} or more.")
@@ -54,6 +57,7 @@ class Machine:
     device: torch.device
     precision: Precision
     channels_last: bool
+    lean: bool = False
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The context of a forward pass."""
@@ -75,7 +79,7 @@ def prepare(options: Options) -> Machine:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     precision = Precision(name=options.precision, device_type=device.type)
-    return Machine(device=device, precision=precision, channels_last=options.channels_last)
+    return Machine(device=device, precision=precision, channels_last=options.channels_last, lean=options.lean)
 
 
 def keep_memory() -> bool:

@@ -165,13 +165,14 @@ class Run:
         forward = self.compiled_if_fixed()
         started = time.perf_counter()
         for x, y in self.images.train.epoch(self.schedule.epoch, first=position.batch):
+            waited = time.perf_counter() - started
             self.requests.check()
             with nullcontext() if forward is self.network else compiler_errors_in_a_sentence():
                 step = self.step(forward, x, y)
             position.batch, position.step = position.batch + 1, position.step + 1
             seconds = time.perf_counter() - started
             for tally in (state.interval, state.epoch, state.phases[position.phase]):
-                tally.add(step, seconds)
+                tally.add(step, seconds, waited)
             self.after_step()
             started = time.perf_counter()
 

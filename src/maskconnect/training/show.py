@@ -28,15 +28,17 @@ class Progress:
     accuracy: float  # in %, on the training images of this epoch so far
     images_per_second: float
     seconds_left: float | None
+    waiting_for_data: float = 0.0  # in % of the time
 
     def text(self, *, short: bool = False) -> str:
         """In words; `short` where there is little room."""
         left = "" if self.seconds_left is None else f"  {duration(self.seconds_left)} left"
         if short:
             return f"{self.phase}: epoch {self.epoch}/{self.epochs}  loss {self.loss:.3f}{left}"
+        slow = f" ({self.waiting_for_data:.0f} % of the time waiting for data)" if self.waiting_for_data >= 10 else ""
         return (
             f"{self.phase}: epoch {self.epoch}/{self.epochs}  loss {self.loss:.3f}  train {self.accuracy:5.1f} %  "
-            f"{self.images_per_second:,.0f} images/s{left}"
+            f"{self.images_per_second:,.0f} images/s{slow}{left}"
         )
 
 

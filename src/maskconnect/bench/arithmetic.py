@@ -1,0 +1,96 @@
+"""What a training step computes, moves and holds, counted operation by operation; nothing need be computed for it.
+
+On the meta device tensors have shapes and no numbers, so that a step of any network can be counted on any machine.
+
+    FLOPs     of convolutions and matrix products, two for a multiply-accumulate
+    traffic   bytes that operations read and write, each tensor once an operation; what stays in a cache counts too
+    peak      bytes of all tensors that are alive at once, weights and gradients and images among them
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import baddbmm_flop, flop_registry
+
+
+@dataclass
+class Arithmetic:
+    """Of one step."""
+
+    flops: int = 0
+    traffic: int = 0
+    peak: int = 0
+
+    def describe(self) -> dict[str, int]:
+        """As plain data."""
+        return asdict(self)
+
+
+@dataclass
+class _Counter(TorchDispatchMode):
+    """Looks at every operation below autograd."""
+
+    found: Arithmetic = field(default_factory=Arithmetic)
+    alive: dict[int, int] = field(default_factory=dict)  # the bytes of every storage, by its address as an object
+    total: int = 0
+
+    def __post_init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def hold(self, tensor: Tensor) -> None:
+        """Count the memory of a tensor until it is freed."""
+        storage = tensor.untyped_storage()
+        key = id(storage)
+        if key in self.alive:
+            return
+        self.alive[key] = storage.nbytes()
+        self.total += storage.nbytes()
+        self.found.peak = max(self.found.peak, self.total)
+        weakref.finalize(storage, self.release, key)
+
+    def release(self, key: int) -> None:
+        """It was freed."""
+        self.total -= self.alive.pop(key)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        if not func.is_view and read + made:
+            before = {id(tensor) for tensor in read}
+            self.found.traffic += sum(map(_bytes, read)) + sum(_bytes(y) for y in made if id(y) not in before)
+            self.found.flops += _flops(func, args, kwargs, out)
+        for tensor in (*read, *made):
+            self.hold(tensor)
+        return out
+
+
+def count(step: Callable[[], None]) -> Arithmetic:
+    """What a step computes, moves and holds. One step before it makes what lasts, such as the state of an optimizer."""
+    step()
+    counter = _Counter()
+    with counter:
+        step()
+    return counter.found
+
+
+def _bytes(tensor: Tensor) -> int:
+    """What there is to read of it; of an expanded tensor only the numbers that it has."""
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+
+
+def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> int:
+    packet = func._overloadpacket
+    if packet is torch.ops.aten.baddbmm_:
+        return int(baddbmm_flop(*(arg.shape for arg in args)))
+    counted = flop_registry.get(packet)
+    return 0 if counted is None else int(counted(*args, **kwargs, out_val=out))

@@ -1,0 +1,80 @@
+"""What a step computes, moves and holds."""
+
+import pytest
+import torch
+from torch import nn
+
+from maskconnect.bench import steps
+from maskconnect.bench.arithmetic import Arithmetic, count
+from maskconnect.bench.cases import CASES, resnet_case, resnext_case
+from maskconnect.bench.steps import count_steps, step_of
+
+FLOAT = 4
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_product_is_counted(device):
+    a, b = torch.ones(10, 20, device=device), torch.ones(20, 30, device=device)
+    assert count(lambda: a @ b) == Arithmetic(
+        flops=2 * 10 * 20 * 30, traffic=FLOAT * (200 + 600 + 300), peak=FLOAT * (200 + 600 + 300)
+    )
+
+
+def test_products_that_are_added_in_place_count_too():
+    total, a, b = torch.zeros(3, 4, 6), torch.ones(3, 4, 5), torch.ones(3, 5, 6)
+    found = count(lambda: total.baddbmm_(a, b))
+    assert found.flops == 2 * 3 * 4 * 5 * 6
+    assert found.traffic == FLOAT * (total.numel() + a.numel() + b.numel())
+
+
+def test_views_move_nothing_and_what_is_freed_is_held_no_more():
+    x = torch.ones(1000)
+
+    def step():
+        for _ in range(5):
+            x.view(10, 100)[2:4].t()
+            x + 1
+
+    found = count(step)
+    assert found.traffic == 5 * 2 * FLOAT * 1000
+    assert found.peak == 2 * FLOAT * 1000
+
+
+def test_what_autograd_keeps_is_held():
+    x = torch.ones(1000, requires_grad=True)
+
+    def step():
+        x.exp().exp().exp().sum().backward()
+        x.grad = None
+
+    assert count(step).peak >= 4 * FLOAT * 1000  # x and three results
+
+
+@pytest.mark.parametrize("case", [resnet_case(20, 3), resnext_case(4, 2, 1)], ids=["resnet", "resnext"])
+def test_counts_on_the_meta_device_are_those_of_a_real_step(case, monkeypatch):
+    monkeypatch.setattr(steps, "SIDE", 8)
+    for variant, found in count_steps(case, 4, case.variants).items():
+        real = count(step_of(case, variant, 4, torch.contiguous_format))
+        assert found.flops == pytest.approx(real.flops, rel=0.05 if variant == "frozen" else 0.001), variant
+        assert found.peak == pytest.approx(real.peak, rel=0.1), variant
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("resnet")])
+def test_a_learning_resnet_holds_at_most_half_as_much_again_as_a_plain_one(name):
+    found = count_steps(CASES[name], 32, ("plain", "learning"))
+    assert found["learning"].peak < 1.5 * found["plain"].peak
+    assert found["learning"].flops <= found["plain"].flops  # nothing flows back through blocks that nobody reads
+
+
+def test_a_lean_resnext_holds_less_and_computes_more():
+    found = count_steps(resnext_case(8, 8, 4), 64, ("plain", "learning", "reference", "lean"))
+    assert found["plain"].peak < found["lean"].peak < 0.9 * found["learning"].peak
+    assert found["learning"].peak < 0.6 * found["reference"].peak
+    assert found["learning"].flops < found["lean"].flops
+
+
+def test_a_step_on_the_meta_device_leaves_masks_alone():
+    network = steps.make(CASES["resnet38"], "learning").to("meta")
+    assert isinstance(network, nn.Module)
+    steps.training_step(network, 2, torch.contiguous_format)()
+    assert all(p.is_meta for p in network.parameters())
