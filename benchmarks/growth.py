@@ -57,21 +57,21 @@ def draw(found: dict[str, Any], path: Path) -> None:
     import matplotlib as mpl
     from matplotlib import pyplot as plt
 
-    mpl.rcParams.update(
-        {"svg.hashsalt": "maskconnect", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
-    )
+    spines = {"axes.spines.top": False, "axes.spines.right": False}
+    mpl.rcParams.update({"svg.hashsalt": "maskconnect", "svg.fonttype": "none", "font.size": 9, **spines})
     figure, axes = plt.subplots(2, 3, figsize=(10, 5), sharex="col", layout="constrained")
     for column, (name, points) in zip(axes.T, found["sweeps"].items(), strict=True):
         at = [int(x) for x in points]
         for axis, what in zip(column, ("time", "memory"), strict=True):
             axis.plot(at, [point[what] for point in points.values()], marker="o", color="#2a6f97")
-            axis.set_ylim(bottom=0)
+            axis.set_ylim(0, 1.15 * max(point[what] for point in points.values()))
             axis.axhline(1, color="0.6", linewidth=0.8, linestyle="--")
             axis.grid(axis="y", color="0.92")
             axis.set_xticks(at)
         column[1].set_xlabel(name)
-    axes[0, 0].set_ylabel("time of a learning step\nover a plain one")
-    axes[1, 0].set_ylabel("memory of a learning step\nover a plain one")
+    figure.suptitle(f"A learning step over a plain one, at batch {found['batch']}", fontsize=10)
+    axes[0, 0].set_ylabel("time")
+    axes[1, 0].set_ylabel("memory")
     figure.savefig(path, metadata={"Date": None})
 
 

@@ -27,6 +27,14 @@ def test_products_that_are_added_in_place_count_too():
     assert found.traffic == FLOAT * (total.numel() + a.numel() + b.numel())
 
 
+@pytest.mark.parametrize("groups", [1, 4])
+def test_convolutions_count_twice_as_much_backward_whatever_their_groups(groups):
+    conv = nn.Conv2d(8, 16, 3, padding=1, groups=groups, bias=False)
+    x = torch.ones(2, 8, 5, 5, requires_grad=True)
+    forward = 2 * (2 * 16 * 5 * 5) * (8 // groups) * 9
+    assert count(lambda: conv(x).sum().backward()).flops == 3 * forward
+
+
 def test_views_move_nothing_and_what_is_freed_is_held_no_more():
     x = torch.ones(1000)
 

@@ -90,6 +90,9 @@ def _bytes(tensor: Tensor) -> int:
 
 def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> int:
     packet = func._overloadpacket
+    if packet is torch.ops.aten.convolution_backward:  # torch's own count forgets groups
+        dy, _, weight, *_, (wants_dx, wants_dw, _) = args
+        return int(2 * dy.numel() * weight[0].numel() * (wants_dx + wants_dw))
     if packet is torch.ops.aten.baddbmm_:
         return int(baddbmm_flop(*(arg.shape for arg in args)))
     counted = flop_registry.get(packet)
