@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0)
     args = parser.parse_args()
     keep_memory()
-    torch._dynamo.config.recompile_limit = 64  # blocks of several shapes, each with and without gradients, in two layouts
+    torch._dynamo.config.recompile_limit = 64  # several shapes, with and without gradients, two layouts
     case, steps = CASES[args.case], {}
     for name, layout in LAYOUTS.items():
         for variant in ("plain", "learning", "learning, compiled"):
