@@ -57,8 +57,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
     import matplotlib as mpl
     from matplotlib import pyplot as plt
 
-    spines = {"axes.spines.top": False, "axes.spines.right": False}
-    mpl.rcParams.update({"svg.hashsalt": "maskconnect", "svg.fonttype": "none", "font.size": 9, **spines})
+    mpl.rcParams.update({"svg.hashsalt": "maskconnect", "svg.fonttype": "none", "font.size": 9})
     figure, axes = plt.subplots(2, 3, figsize=(10, 5), sharex="col", layout="constrained")
     for column, (name, points) in zip(axes.T, found["sweeps"].items(), strict=True):
         at = [int(x) for x in points]
@@ -68,6 +67,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
             axis.axhline(1, color="0.6", linewidth=0.8, linestyle="--")
             axis.grid(axis="y", color="0.92")
             axis.set_xticks(at)
+            axis.spines[["top", "right"]].set_visible(False)
         column[1].set_xlabel(name)
     figure.suptitle(f"A learning step over a plain one, at batch {found['batch']}", fontsize=10)
     axes[0, 0].set_ylabel("time")

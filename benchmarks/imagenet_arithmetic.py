@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -35,7 +36,7 @@ def cases() -> dict[str, Case]:
         found[f"ResNeXt {{{depth},4,32}}, K=16"] = Case(
             about="",
             spec=wide,
-            plain=lambda stages=stages: PlainResNeXt("imagenet", stages, 4, 32, CLASSES, "sum", 64),
+            plain=partial(PlainResNeXt, "imagenet", stages, 4, 32, CLASSES, "sum", 64),
             bar=0,
             aim=0,
         )

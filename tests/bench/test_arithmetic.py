@@ -48,6 +48,16 @@ def test_views_move_nothing_and_what_is_freed_is_held_no_more():
     assert found.peak == 2 * FLOAT * 1000
 
 
+def test_memory_that_is_only_taken_is_not_moved():
+    x = torch.ones(1000)
+
+    def step():
+        torch.add(x, 1, out=x.new_empty(1000))
+        torch.zeros_like(x)
+
+    assert count(step).traffic == 3 * FLOAT * 1000  # read, written, zeros
+
+
 def test_what_autograd_keeps_is_held():
     x = torch.ones(1000, requires_grad=True)
 

@@ -1,6 +1,7 @@
 """All branches of a ResNeXt at once: equal to the readable path in every respect, and left to it where not covered."""
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
 import pytest
@@ -11,8 +12,9 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 import maskconnect as mc
-from maskconnect.core.reference import reference
+from maskconnect.core.reference import is_reference, reference
 from maskconnect.models import at_once, save_memory_
+from maskconnect.models.branches import SharedBatchNorm
 from maskconnect.models.groups import group_norms_
 
 X = torch.linspace(-2, 2, 4 * 3 * 12 * 12, dtype=torch.float64).sin().reshape(4, 3, 12, 12) * 3
@@ -240,7 +242,62 @@ def test_a_source_that_is_not_finite_spoils_only_those_that_read_it(value, passe
     assert not all(good)
 
 
+def test_so_it_is_with_norms_in_eval_mode(passes):
+    model = network(fan_in=1, cardinality=6).eval()
+    model.stack.training = True
+    with torch.no_grad():
+        model.stack.blocks[1][0].residual[0].weight.fill_(torch.nan)
+    twin = copy.deepcopy(model)
+    twin.stack.blocks[0][0].register_forward_hook(lambda *_: None)
+    good = [model(X).isfinite().all() for _ in range(12)]
+    assert good == [twin(X).isfinite().all() for _ in range(12)]
+    assert passes == [False] * 12
+    assert any(good)
+
+
+def test_where_inputs_cancel_the_variance_is_taken_of_the_outputs(passes):
+    """Two channels that are almost equal, and a convolution that takes their difference."""
+    model = network(dtype=torch.float32)
+    with torch.no_grad():
+        for branch in model.stack.blocks[2]:
+            conv, norm, expand = branch.residual[3], branch.residual[4], branch.residual[6]
+            conv.weight[1] = conv.weight[0] * (1 + 1e-3 * torch.randn_like(conv.weight[0]))
+            norm.weight[:2], norm.bias[:2] = 1.0, 1.0
+            expand.weight.zero_()
+            expand.weight[:, 0], expand.weight[:, 1] = 1.0, -1.0
+            branch.residual[7].weight.fill_(100.0)
+    truth = copy.deepcopy(model).double()
+    with torch.no_grad():
+        assert largest_difference(model(X.float()).double(), truth(X)) < 0.01
+    assert passes == [False, True]
+
+
+class Doubling(SharedBatchNorm):
+    """A norm of one's own."""
+
+    def forward(self, xs, alive):
+        return {k: 2 * x for k, x in super().forward(xs, alive).items()}
+
+
+def share_a_norm(model):
+    model.stack.blocks[2][0].residual[4] = model.stack.blocks[3][0].residual[4]
+
+
 NOT_COVERED = {
+    "a hook at the aggregation": lambda m: m.stack.aggregation.register_forward_hook(
+        lambda _, __, xs: [2 * x for x in xs]
+    ),
+    "a shared norm of one's own": lambda m: setattr(m.stack.aggregation.shortcuts["2"], "norm", Doubling(128)),
+    "a norm that two modules share": share_a_norm,
+    "no tracking": lambda m: setattr(m.stack.blocks[0][1].residual[1], "track_running_stats", False),
+    "no count": lambda m: setattr(m.stack.blocks[0][1].residual[1], "num_batches_tracked", None),
+    "nothing but one convolution": lambda m: setattr(
+        m.stack.blocks[0][0], "residual", nn.Sequential(nn.Conv2d(16, 64, 1, bias=False).double())
+    ),
+    **{
+        f"nothing at {place}": lambda m, place=place: m.stack.blocks[1][0].residual.__setitem__(place, nn.Identity())
+        for place in (1, 2, 3, 4, 5, 7)
+    },
     "a hook": lambda m: m.stack.blocks[0][1].register_forward_hook(lambda *_: None),
     "a hook inside": lambda m: m.stack.blocks[1][2].residual[3].register_forward_pre_hook(lambda *_: None),
     "a hook at the shortcut": lambda m: m.stack.aggregation.shortcuts["0"].conv.register_forward_hook(lambda *_: None),
@@ -257,8 +314,9 @@ NOT_COVERED = {
 
 @pytest.mark.parametrize("what", NOT_COVERED)
 def test_what_is_not_covered_goes_the_readable_way(what, passes):
-    model = network()
-    NOT_COVERED[what](model)
+    model = network().double()
+    NOT_COVERED[what](model.double())
+    model.double()
     twin = copy.deepcopy(model)
     y = one_step(model)
     with nullcontext() if what == "a parametrization" else reference():
@@ -322,11 +380,29 @@ def test_one_pixel_of_one_image_is_torchs_own_error():
         network()(X[:1, :, :4, :4])
 
 
+def one_gradient(model):
+    (grad,) = torch.autograd.grad(model(X).sum(), model.stem[0].weight)
+    return grad
+
+
+def test_a_graph_of_gradients_changes_no_gradient():
+    model = network()
+    twin = copy.deepcopy(model)
+    (grad,) = torch.autograd.grad(model(X).sum(), model.stem[0].weight, create_graph=True)
+    assert torch.equal(grad, one_gradient(twin))
+
+
 def test_gradients_of_gradients_are_refused_but_in_the_readable_way():
     model = network()
-    (grad,) = torch.autograd.grad(model(X).sum(), model.stem[0].weight, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
+    weight, plain = model.stem[0].weight, one_gradient(model)
+    for by in (weight, model.stack.blocks[1][0].residual[0].weight, model.stack.masks.real):
+        (grad,) = torch.autograd.grad(model(X).square().sum(), weight, create_graph=True)
+        with pytest.raises(mc.ConnectivityError, match=r"mc\.reference"):
+            torch.autograd.grad(grad.square().sum(), by)
+    (grad,) = torch.autograd.grad(model(X).sum(), weight, create_graph=True)
+    with pytest.raises(mc.ConnectivityError, match=r"mc\.reference"):
         grad.sum().backward()
+    assert plain.isfinite().all()
     with reference():
         y = model(X)
     (grad,) = torch.autograd.grad(y.sum(), model.stem[0].weight, create_graph=True)
@@ -354,3 +430,27 @@ def test_a_resnext_can_save_memory():
 def test_a_network_without_wide_tensors_cannot(model):
     with pytest.raises(mc.ConfigError, match="this network has none"):
         save_memory_(model)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_forward_mode_gradients_go_the_readable_way(passes):
+    model = network(connectivity="random").eval()
+    with torch.autograd.forward_ad.dual_level():
+        x = torch.autograd.forward_ad.make_dual(X, torch.ones_like(X))
+        found = torch.autograd.forward_ad.unpack_dual(model(x)).tangent
+    assert found.isfinite().all()
+    assert passes == []
+
+
+def test_a_shortcut_that_does_not_fit_is_the_readable_paths_error(passes):
+    model = network()
+    model.stack.aggregation.shortcuts["2"].conv.stride = (1, 1)
+    with pytest.raises(RuntimeError, match="must match"):
+        model(X)
+    assert passes == [False]
+
+
+def test_it_holds_in_every_thread():
+    with reference():
+        threads = ThreadPoolExecutor(1)
+        assert threads.submit(is_reference).result()

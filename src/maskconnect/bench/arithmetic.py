@@ -20,6 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import baddbmm_flop, flop_registry
 
+FILLED = ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
+"""Operations that read nothing but a shape; those that leave memory empty write nothing either."""
+
 
 @dataclass
 class Arithmetic:
@@ -65,9 +68,12 @@ class _Counter(TorchDispatchMode):
         out = func(*args, **kwargs)
         read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
-        if not func.is_view and read + made:
+        if not func.is_view:
             before = {id(tensor) for tensor in read}
-            self.found.traffic += sum(map(_bytes, read)) + sum(_bytes(y) for y in made if id(y) not in before)
+            new = [y for y in made if id(y) not in before]
+            name = func._overloadpacket.__name__
+            if "empty" not in name:
+                self.found.traffic += sum(map(_bytes, new if name in FILLED else (*read, *new)))
             self.found.flops += _flops(func, args, kwargs, out)
         for tensor in (*read, *made):
             self.hold(tensor)

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from maskconnect.core.layerwise import Layer, Reader
 from maskconnect.models.groups import groups_of
-from maskconnect.models.norms import Norms, Tracked, centred_rows, covariances, folded, normalised, rows_of
+from maskconnect.models.norms import Moments, Norms, Tracked, centred_rows, covariances, folded, normalised, rows_of
 from maskconnect.models.wide import Again, Factors, join
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ FOLDED_UP_TO = 128
 """How many channels a shortcut's convolution may read to be folded: covariances grow with the square, norms do not."""
 
 
-class Module:
+class Branched:
     """The branches of a module that run, in order, and those who read them."""
 
     def __init__(self, layer: Layer, shortcut: SharedProjection | None) -> None:
@@ -75,31 +75,33 @@ class Module:
 
 
 def _row(reader: Reader, columns: Mapping[int, int], like: Tensor) -> Tensor:
-    if reader.mask_S is not None and reader.candidates == tuple(columns):
+    """What one reader reads."""
+    if reader.mask_S is None:
+        read = [columns[k] for k, on in zip(reader.candidates, reader.active, strict=True) if on]
+        values = like.new_ones(len(read))
+    elif reader.candidates == tuple(columns):
         return reader.mask_S.to(like.dtype)
-    read = [
-        columns[k] for k, on in zip(reader.candidates, reader.active, strict=True) if on or reader.mask_S is not None
-    ]
-    at = torch.tensor(read, device=like.device)
-    values = like.new_ones(len(read)) if reader.mask_S is None else reader.mask_S.to(like.dtype)
-    return like.new_zeros(len(columns)).index_copy(0, at, values)
+    else:
+        read, values = [columns[k] for k in reader.candidates], reader.mask_S.to(like.dtype)
+    return like.new_zeros(len(columns)).index_copy(0, torch.tensor(read, device=like.device), values)
 
 
-def run(modules: Sequence[Module], x_NIHW: Tensor, *, lean: bool) -> tuple[Tensor, Tensor] | None:
-    """What the first branch of the second module reads, and the output; None where something was not finite.
+def run(modules: Sequence[Branched], x_NIHW: Tensor, *, lean: bool) -> tuple[Tensor, Tensor] | None:
+    """What the first branch of the second module reads, and the output; None where the readable path must do it.
 
-    A matrix product reads a source also where its mask is zero, so that one that is not finite would spoil all readers.
-    Groups of images whose norms have statistics of their own (`groups.py`) run one after the other.
+    A matrix product reads a source also where its mask is zero: one that is not finite would spoil all readers.
+
+    Groups of images whose norms have statistics of their own (`groups.py`) run one after the other; what is read is
+    then that of the first group.
     """
-    tracked, sums, found = Tracked(), list[Tensor](), []
+    tracked, found = Tracked(), []
     G = groups_of(modules[0].norms(REDUCE_NORM).first, len(x_NIHW)) if modules[0].training else 1
     for group in range(G):
-        one = _run_group(modules, x_NIHW[group::G].contiguous(), tracked, sums, lean=lean)
+        one = _run_group(modules, x_NIHW[group::G].contiguous(), tracked, lean=lean)
         if one is None:
             return None
         found.append(one)
-    learning = modules[0].layer.readers[0].mask_S is not None
-    if learning and not _all_finite(sums):
+    if not tracked.is_good():
         return None
     tracked.move_()
     second, y_NOHW = found[0]
@@ -110,25 +112,26 @@ def run(modules: Sequence[Module], x_NIHW: Tensor, *, lean: bool) -> tuple[Tenso
 
 
 def _run_group(
-    modules: Sequence[Module], x_NIHW: Tensor, tracked: Tracked, sums: list[Tensor], *, lean: bool
+    modules: Sequence[Branched], x_NIHW: Tensor, tracked: Tracked, *, lean: bool
 ) -> tuple[Tensor, Tensor] | None:
-    """The same for a group of images; where a norm would have a single value, None: torch has an error for this."""
+    """The same for a group of images; None where the readable path has an error to tell."""
     u_NDHW = F.conv2d(x_NIHW, modules[0].weights(REDUCE).flatten(0, 1))
     x_NCOHW, second = x_NIHW[:, None], x_NIHW  # one input for all branches
     again: Again | None = None
     for module, next_module in zip(modules, [*modules[1:], None], strict=True):
         h_NDHW = bottleneck(module, u_NDHW, tracked)
         N, _, H, W = h_NDHW.shape
-        if module.training and N * H * W == 1:
+        if (module.training and N * H * W == 1) or read_by_shortcut(module, x_NCOHW).shape[-2:] != (H, W):
             return None
         h_NCVP, a_COV, s_NCOP = wide_inputs(module, h_NDHW, x_NCOHW, tracked, lean=lean)
-        sums.append(a_COV.detach().sum())
+        tracked.doubt(a_COV if module.training else h_NCVP)
         b_TRO = None if next_module is None else next_module.pointwise(REDUCE)
         factors = Factors(h_NCVP, a_COV, module.masks(h_NDHW), 1 / module.fan_in)
-        if again is None or module.shortcut is not None or len(again.modules) == KEPT_EVERY:
+        if lean and (again is None or module.shortcut is not None or len(again.modules) == KEPT_EVERY):
             again = Again(s_NCOP)
-        x_NTOP, u_NTRP = join(factors, s_NCOP, b_TRO, again if lean else None)
-        again = None if s_NCOP is None else again.then(factors)  # shortcuts among the rows are dear to make
+        x_NTOP, u_NTRP = join(factors, s_NCOP, b_TRO, again)
+        if again is not None:
+            again = None if s_NCOP is None else again.then(factors)  # shortcuts among the rows are dear to make
         x_NCOHW = x_NTOP.view(N, -1, x_NTOP.shape[2], H, W)
         if module is modules[0]:
             second = x_NCOHW[:, 0]
@@ -137,7 +140,7 @@ def _run_group(
     return second, x_NCOHW[:, 0]
 
 
-def bottleneck(module: Module, u_NDHW: Tensor, tracked: Tracked) -> Tensor:
+def bottleneck(module: Branched, u_NDHW: Tensor, tracked: Tracked) -> Tensor:
     """The bottlenecks of all branches, from the outputs of their first convolutions."""
     v_NDHW = normalised(u_NDHW, module.norms(REDUCE_NORM), tracked, relu=True)
     conv = cast(nn.Conv2d, module.parts[CONV][0])
@@ -147,51 +150,58 @@ def bottleneck(module: Module, u_NDHW: Tensor, tracked: Tracked) -> Tensor:
 
 
 def wide_inputs(
-    module: Module, h_NDHW: Tensor, x_NCOHW: Tensor, tracked: Tracked, *, lean: bool
+    module: Branched, h_NDHW: Tensor, x_NCOHW: Tensor, tracked: Tracked, *, lean: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """What `join` needs: rows, folded weights for them, and shortcuts that are not among the rows."""
     C, (N, _, H, W) = len(module.layer.branches), h_NDHW.shape
     h_NCIHW, shortcut = h_NDHW.view(N, C, -1, H, W), module.shortcut
-    if shortcut is None:
-        s_NCOP: Tensor | None = x_NCOHW.flatten(3)
-    elif x_NCOHW.shape[1] == 1 or (not lean and len(module.alive) == C and shortcut.conv.in_channels > FOLDED_UP_TO):
-        s_NCOP = projected(shortcut, x_NCOHW, tracked)
+    if shortcut is None or not is_folded(module, x_NCOHW, lean=lean):
+        h_NCVP, (moments,) = _rows(module, [h_NCIHW])
+        a_COI, shift_CO = folded(module.pointwise(EXPAND), module.norms(EXPAND_NORM), moments, tracked)
+        s_NCOP = x_NCOHW.flatten(3) if shortcut is None else projected(module, shortcut, x_NCOHW, tracked)
     else:
-        s_NCOP = None
-    rows = [h_NCIHW] if s_NCOP is not None else [h_NCIHW, subsampled(x_NCOHW, cast("SharedProjection", shortcut).conv)]
-    own = pooled = None
-    if module.training:
-        h_NCVP, means = centred_rows(rows, module.alive)
-        covariance_CVV, width, count = covariances(h_NCVP), h_NCIHW.shape[2], N * H * W
-        own = means[0], covariance_CVV[:, :width, :width], count
-        if s_NCOP is None:
-            pooled = means[1], covariance_CVV[module.alive, width:-1, width:-1].mean(0, keepdim=True), count
-    else:
-        h_NCVP = rows_of(rows)
-    a_COI, shift_CO = folded(module.pointwise(EXPAND), module.norms(EXPAND_NORM), own, tracked)
-    if s_NCOP is None:
-        assert shortcut is not None
-        weight_1OI = shortcut.conv.weight.flatten(1)[None]
-        a_1OI, shift_1O = folded(weight_1OI, Norms([shortcut.norm.norm]), pooled, tracked)
+        h_NCVP, (moments, pooled) = _rows(module, [h_NCIHW, read_by_shortcut(module, x_NCOHW)])
+        a_COI, shift_CO = folded(module.pointwise(EXPAND), module.norms(EXPAND_NORM), moments, tracked)
+        weight_1OI, norm = shortcut.conv.weight.flatten(1)[None], Norms([shortcut.norm.norm])
+        a_1OI, shift_1O = folded(weight_1OI, norm, pooled, tracked)
         a_COI = torch.cat([a_COI, (a_1OI / module.fan_in).expand(C, -1, -1)], 2)
-        shift_CO = shift_CO + shift_1O / module.fan_in
+        shift_CO, s_NCOP = shift_CO + shift_1O / module.fan_in, None
     return h_NCVP, torch.cat([a_COI, shift_CO[:, :, None]], 2), s_NCOP
 
 
-def projected(shortcut: SharedProjection, x_NCOHW: Tensor, tracked: Tracked) -> Tensor:
+def is_folded(module: Branched, x_NCOHW: Tensor, *, lean: bool) -> bool:
+    """Whether the weights of a projection become columns of the branches' own.
+
+    Not where all branches have one input. Otherwise where that is little work, where its outputs shall not be kept, and
+    where some branch is dead, whose outputs have no part in the statistics.
+    """
+    assert module.shortcut is not None
+    cheap = module.shortcut.conv.in_channels <= FOLDED_UP_TO
+    return x_NCOHW.shape[1] > 1 and (cheap or lean or len(module.alive) < len(module.layer.branches))
+
+
+def _rows(module: Branched, parts_NCIHW: Sequence[Tensor]) -> tuple[Tensor, list[Moments | None]]:
+    """The parts as rows, and in train mode their moments: of the first for each branch, of another for all together."""
+    if not module.training:
+        return rows_of(parts_NCIHW), [None for _ in parts_NCIHW]
+    h_NCVP, means = centred_rows(parts_NCIHW, module.alive)
+    covariance_CVV, width, count = covariances(h_NCVP), means[0].shape[1], h_NCVP[:, 0, 0].numel()
+    moments: list[Moments | None] = [(means[0], covariance_CVV[:, :width, :width], count)]
+    for mean_1I in means[1:]:
+        moments.append((mean_1I, covariance_CVV[module.alive, width:-1, width:-1].mean(0, keepdim=True), count))
+    return h_NCVP, moments
+
+
+def projected(module: Branched, shortcut: SharedProjection, x_NCOHW: Tensor, tracked: Tracked) -> Tensor:
     """The shortcuts of all branches, normalised together."""
-    read = subsampled(x_NCOHW, shortcut.conv).contiguous()
+    read = read_by_shortcut(module, x_NCOHW).contiguous()
     N, C, *_ = read.shape
     y = F.conv2d(read.flatten(0, 1), shortcut.conv.weight.contiguous())
     y = normalised(y, Norms([shortcut.norm.norm]), tracked, relu=False, branches=C)
     return y.view(N, C, y.shape[1], -1)
 
 
-def subsampled(x_NCOHW: Tensor, conv: nn.Conv2d) -> Tensor:
-    """What a 1x1 convolution reads."""
-    vertical, horizontal = conv.stride
+def read_by_shortcut(module: Branched, x_NCOHW: Tensor) -> Tensor:
+    """What the shortcuts read of the inputs."""
+    vertical, horizontal = (1, 1) if module.shortcut is None else module.shortcut.conv.stride
     return x_NCOHW[:, :, :, ::vertical, ::horizontal]
-
-
-def _all_finite(sums: Sequence[Tensor]) -> bool:
-    return sums[0].is_meta or bool(torch.stack(list(sums)).isfinite().all())

@@ -125,10 +125,11 @@ class JoinedBranches(LayerAggregation):
 class ResidualSum(JoinedBranches):
     """ReLU( sum of residuals + mean of shortcuts ); the sum goes through a batch norm if the modules have one."""
 
+    lean = False  # whether to make wide tensors again in the backward pass, rather than to keep them
+
     def __init__(self, shortcuts: Sequence[SharedProjection | None], norms: Sequence[SharedBatchNorm] = ()) -> None:
         super().__init__(shortcuts)
         self.norms = nn.ModuleList(norms)
-        self.lean = False  # whether to make wide tensors again in the backward pass, rather than to keep them
 
     def forward(
         self, layer: int, outputs: Mapping[int, tuple[Tensor, Tensor]], alive: set[int], readers: Sequence[Reader]
@@ -142,14 +143,13 @@ class ResidualSum(JoinedBranches):
 
     def at_once(self, layers: Sequence[Layer], x: Any) -> tuple[Tensor, Tensor] | None:
         """All branches of all modules in a few wide operations, where they are as `mc.resnext` built them."""
-        from maskconnect.models.at_once import Module, run  # they know branches
+        from maskconnect.models.at_once import Branched, run  # they know branches
         from maskconnect.models.covered import covers
 
-        untouched = type(self) is ResidualSum and not self.norms
-        if not untouched or not covers(layers, self.shortcuts.values(), x):
+        if not covers(self, layers, x):
             return None
         shortcuts = {number: cast(SharedProjection, part) for number, part in self.shortcuts.items()}
-        modules = [Module(layer, shortcuts.get(str(number))) for number, layer in enumerate(layers)]
+        modules = [Branched(layer, shortcuts.get(str(number))) for number, layer in enumerate(layers)]
         return run(modules, x, lean=self.lean)
 
     def plain(

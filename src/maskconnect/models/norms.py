@@ -15,10 +15,17 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from maskconnect.core.reference import first_order
 from maskconnect.models.wide import images_at_a_time, parts
+
+LEAST_DIGITS = 1000
+"""How many times above rounding a folded variance must be; below, the readable path takes it of the outputs."""
+
+
+Moments = tuple[Tensor, Tensor, int]
+"""The mean CI of some channels, their covariance CII, and over how many values a channel these were taken."""
 
 
 class Norms:
@@ -37,6 +44,15 @@ class Tracked:
 
     def __init__(self) -> None:
         self.moves: dict[nn.BatchNorm2d, tuple[Norms, list[Tensor], list[Tensor]]] = {}
+        self.doubts: list[Tensor] = []  # numbers that are finite if the pass is good
+
+    def doubt(self, x: Tensor) -> None:
+        """Ask that all of x be finite."""
+        self.doubts.append(x.detach().sum())
+
+    def is_good(self) -> bool:
+        """Whether all is finite that should be."""
+        return self.doubts[0].is_meta or bool(torch.stack(self.doubts).isfinite().all())
 
     def note(self, norms: Norms, mean: Tensor, variance: Tensor, count: int) -> None:
         """The statistics of a group of images for all norms, of so many values a channel; the variance is biased."""
@@ -88,7 +104,7 @@ class _Normalised(torch.autograd.Function):
         return y, mean, variance
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, dy: Tensor, *statistics: None) -> tuple[Tensor | None, ...]:
         x, weight, mean, factor, y = ctx.saved_tensors
         if y is not None:
@@ -112,14 +128,12 @@ def mean_and_variance(x_NDP: Tensor) -> tuple[Tensor, Tensor]:
     return mean_D, (squares_D / (N * P)).to(x_NDP.dtype)
 
 
-def folded(
-    weight_COI: Tensor, norms: Norms, inputs: tuple[Tensor, Tensor, int] | None, tracked: Tracked
-) -> tuple[Tensor, Tensor]:
+def folded(weight_COI: Tensor, norms: Norms, inputs: Moments | None, tracked: Tracked) -> tuple[Tensor, Tensor]:
     """1x1 convolutions and the batch norms after them as one: weights COI and shifts CO.
 
     Args:
-        inputs: in train mode the mean CI of what the convolutions read, its covariance CII, and over how many values a
-            channel these were taken. The folded weights are then for inputs that are centred.
+        inputs: in train mode, the moments of what the convolutions read. The folded weights are then for inputs that
+            are centred.
     """
     first, scale, shift = norms.first, norms.all_of("weight"), norms.all_of("bias")
     if inputs is None:
@@ -127,7 +141,12 @@ def folded(
         factor = scale * (variance + first.eps).rsqrt()
         return weight_COI * factor[:, :, None], shift - mean * factor
     mean_CI, covariance_CII, count = inputs
-    variance = ((weight_COI @ covariance_CII) * weight_COI).sum(-1).clamp_min(0)
+    variance = ((weight_COI @ covariance_CII) * weight_COI).sum(-1)
+    with torch.no_grad():  # if inputs cancel, so do the digits of the variance
+        apart = (weight_COI.square() @ covariance_CII.diagonal(dim1=1, dim2=2)[:, :, None]).squeeze(-1)
+        lost = variance + first.eps < LEAST_DIGITS * torch.finfo(variance.dtype).eps * apart
+        tracked.doubt(torch.where(lost, torch.nan, 0.0))
+    variance = variance.clamp_min(0)
     tracked.note(norms, (weight_COI.detach() @ mean_CI[:, :, None]).squeeze(-1), variance, count)
     return weight_COI * (scale * (variance + first.eps).rsqrt())[:, :, None], shift
 
@@ -165,7 +184,7 @@ class _CentredRows(torch.autograd.Function):
         return h_NCVHW, *means
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, dh_NCVHW: Tensor, *means: None) -> tuple[Tensor | None, ...]:
         found, count = [], dh_NCVHW[:, 0, 0].numel()
         for place, rows in enumerate(torch.split(dh_NCVHW, [*ctx.sizes, 1], 2)[:-1]):
@@ -188,11 +207,16 @@ class _Covariances(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, h_NCVP: Tensor) -> Tensor:
         ctx.save_for_backward(h_NCVP)
-        N, _, _, P = h_NCVP.shape
-        return ((h_NCVP @ h_NCVP.mT).sum(0, dtype=exact_dtype(h_NCVP)) / (N * P)).to(h_NCVP.dtype)
+        N, C, V, P = h_NCVP.shape
+        exact = exact_dtype(h_NCVP)
+        few = images_at_a_time(h_NCVP, C * V * V)
+        products_CVV = h_NCVP.new_zeros(C, V, V, dtype=exact)
+        for part in parts(N, few):
+            products_CVV += (h_NCVP[part] @ h_NCVP[part].mT).sum(0, dtype=exact)
+        return (products_CVV / (N * P)).to(h_NCVP.dtype)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad_CVV: Tensor) -> Tensor:
         (h_NCVP,) = ctx.saved_tensors
         N, _, _, P = h_NCVP.shape

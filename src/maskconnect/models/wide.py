@@ -25,7 +25,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from maskconnect.core.reference import first_order
 
 IN_CACHE = 16 * 2**20
 """How many bytes a wide tensor of a few images may have on a CPU."""
@@ -67,10 +68,8 @@ def join(
         b_TRO: weights of the next module; without one there is no u.
         again: how to make the shortcuts again, so that no wide tensor is kept.
     """
-    own = factors
-    x_NTOP, u_NTRP = _Join.apply(  # type: ignore[no-untyped-call]
-        own.h_NCVP, own.a_COV, s_NCOP, own.m_TC, b_TRO, own.share, again
-    )
+    h_NCVP, a_COV, m_TC, share = factors.h_NCVP, factors.a_COV, factors.m_TC, factors.share
+    x_NTOP, u_NTRP = _Join.apply(h_NCVP, a_COV, s_NCOP, m_TC, b_TRO, share, again)  # type: ignore[no-untyped-call]
     return x_NTOP, u_NTRP
 
 
@@ -112,7 +111,7 @@ class _Join(torch.autograd.Function):
         return x_NTOP, u_NTRP
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, dx_NTOP: Tensor | None, du_NTRP: Tensor | None) -> tuple[Tensor | None, ...]:
         h_NCVP, a_COV, m_TC, b_TRO, f_NCOP, s_NCOP, x_NTOP, *earlier = ctx.saved_tensors
         again = None
