@@ -57,7 +57,12 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path, capsys, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"), [(["resnet39"], "Did you mean 'resnet38'"), (["--batch", "1"], "--batch is 1")]
+    ("words", "sentence"),
+    [
+        (["resnet39"], "Did you mean 'resnet38'"),
+        (["--batch", "1"], "--batch is 1"),
+        (["--out", "nowhere/bench.json"], "there is no folder nowhere"),
+    ],
 )
 def test_a_mistake_is_one_sentence(words, sentence, capsys):
     assert main(["bench", *words]) == 2

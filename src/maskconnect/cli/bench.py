@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,17 +45,24 @@ def run(args: argparse.Namespace) -> None:
             raise unknown_name("the case", name, CASES)
     if args.batch is not None and args.batch < 2:
         raise ConfigError(f"--batch is {args.batch}; a batch norm needs 2 images or more.")
+    if args.out is not None and not args.out.parent.is_dir():
+        raise ConfigError(f"--out {args.out}: there is no folder {args.out.parent}.")
     options.prepare(Options(device="cpu", threads=args.threads))
     found: dict[str, Any] = {"machine": machine(), "results": []}
-    print(HEAD)
-    for name in args.cases or CASES:
-        case = CASES[name]
-        for batch in case.batches if args.batch is None else (args.batch,):
-            result = time_steps(case, batch, seconds=args.seconds)
-            found["results"].append({"case": name, "bar": case.bar, "aim": case.aim, **result.describe()})
-            print(line(case, result), flush=True)
-            if args.out is not None:
-                write_atomically(args.out, json.dumps(found, indent=1) + "\n")
+    print(HEAD, flush=True)
+    cases = {name: CASES[name] for name in args.cases or CASES}
+    work = [(name, batch) for name in cases for batch in (cases[name].batches if args.batch is None else (args.batch,))]
+    for number, (name, batch) in enumerate(work, 1):
+        case = cases[name]
+        if sys.stderr.isatty():  # the line of the result goes over it
+            print(
+                f"timing {case.about}, batch {batch} ({number} of {len(work)})", end="\r", file=sys.stderr, flush=True
+            )
+        result = time_steps(case, batch, seconds=args.seconds)
+        found["results"].append({"case": name, "bar": case.bar, "aim": case.aim, **result.describe()})
+        print(line(case, result), flush=True)
+        if args.out is not None:
+            write_atomically(args.out, json.dumps(found, indent=1) + "\n")
     print(FOOT)
 
 
