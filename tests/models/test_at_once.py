@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
+from twins import assert_same, both_ways, largest_difference
 
 import maskconnect as mc
 from maskconnect.core.reference import is_reference, reference
@@ -41,30 +42,6 @@ def network(depth=20, width=4, cardinality=4, fan_in=2, dtype=torch.float64, **o
         nn.init.normal_(norm.weight, 1, 0.2)
         nn.init.normal_(norm.bias, 0, 0.3)
     return model.to(dtype)
-
-
-def largest_difference(found, expected):
-    return float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-9))
-
-
-def assert_same(fast, readable, tolerance=1e-10):
-    """Gradients of weights and masks, and running statistics."""
-    for (name, p), q in zip(fast.named_parameters(), readable.parameters(), strict=True):
-        assert (p.grad is None) == (q.grad is None), name
-        assert p.grad is None or largest_difference(p.grad, q.grad) < tolerance, name
-    for (name, p), q in zip(fast.named_buffers(), readable.buffers(), strict=True):
-        assert largest_difference(p.double(), q.double()) < tolerance, name
-
-
-def both_ways(model, use, tolerance=1e-10):
-    """Do the same with a model and in the readable way with its twin; they must end alike."""
-    twin = copy.deepcopy(model)
-    found = use(model)
-    with reference():
-        expected = use(twin)
-    assert largest_difference(found, expected) < tolerance
-    assert_same(model, twin, tolerance)
-    return found
 
 
 def one_step(model, x=X):
