@@ -1,7 +1,9 @@
 """How soon commands answer: `maskconnect --help`, and the first training step of digits; and whether data keep up.
 
-python benchmarks/startup.py                         # under a minute
-python benchmarks/startup.py quick/cifar10 --data ~/cifar
+Each command is a process of its own, timed from its start.
+
+    python benchmarks/startup.py                         # under a minute
+    python benchmarks/startup.py quick/cifar10 --data ~/cifar
 """
 
 from __future__ import annotations

@@ -124,7 +124,9 @@ def _run_group(
         if (module.training and N * H * W == 1) or read_by_shortcut(module, x_NCOHW).shape[-2:] != (H, W):
             return None
         h_NCVP, a_COV, s_NCOP = wide_inputs(module, h_NDHW, x_NCOHW, tracked, lean=lean)
-        tracked.doubt(a_COV if module.training else h_NCVP)
+        tracked.doubt(a_COV)
+        if not module.training:  # else its statistics are in the weights
+            tracked.doubt(h_NCVP)
         b_TRO = None if next_module is None else next_module.pointwise(REDUCE)
         factors = Factors(h_NCVP, a_COV, module.masks(h_NDHW), 1 / module.fan_in)
         if lean and (again is None or module.shortcut is not None or len(again.modules) == KEPT_EVERY):
