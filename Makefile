@@ -3,7 +3,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: help run test test-slow venv format clean
+.PHONY: help run test test-slow venv browser format clean
 
 help:
 	@echo "make run        set up, then train digits with fixed, random and learned wiring, and prune"
@@ -16,7 +16,7 @@ help:
 run: venv
 	@$(BIN)/maskconnect demo
 
-test: venv
+test: venv browser
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -38,6 +38,9 @@ venv: .venv/.made
 .venv/.made: pyproject.toml constraints.txt tools/make_venv.py
 	@$(PYTHON) tools/make_venv.py
 	@echo "$(CURDIR)" > $@
+
+browser: venv
+	@$(BIN)/python tools/get_browser.py
 
 format: venv
 	$(BIN)/ruff check --fix .

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from maskconnect.core.rewire import rewire
     from maskconnect.core.stack import MaskedStack
     from maskconnect.models import resnet, resnext
+    from maskconnect.report.draw import draw
     from maskconnect.ship.saved import load, save
 
 __version__ = "0.1.0"
@@ -29,6 +30,7 @@ __all__ = [
     "MaskedStack",
     "attach",
     "count_parameters",
+    "draw",
     "freeze",
     "load",
     "param_groups",
@@ -45,6 +47,7 @@ _PLACES = {
     "MaskedStack": "core.stack",
     "attach": "core.loop",
     "count_parameters": "core.count",
+    "draw": "report.draw",
     "freeze": "core.loop",
     "load": "ship.saved",
     "param_groups": "core.loop",

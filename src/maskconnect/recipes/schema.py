@@ -76,9 +76,7 @@ class Network:
     def __post_init__(self) -> None:
         if integer("model.depth", self.depth) > DEEPEST:
             raise ConfigError(f"model.depth is {self.depth}; that is beyond {DEEPEST:,}, and surely not meant.")
-        spec = self.spec(num_classes=2, in_channels=3, seed=0)  # which checks what can be checked without the network
-        branches = self.cardinality or 1
-        layout = Layout((branches,) * sum(spec.stages), layered=self.architecture == "resnext")
+        layout = self.layout()
         candidates = layout.candidates()
         try:
             fan_in = fan_in_of_targets(self.fan_in, layout, candidates)
@@ -86,6 +84,15 @@ class Network:
             decay_of(self.mask_init)
         except MaskConnectError as error:
             raise ConfigError(f"model.{error}") from None
+
+    @property
+    def stages(self) -> tuple[int, ...]:
+        """How many modules each stage has."""
+        return self.spec(num_classes=2, in_channels=3, seed=0).stages  # which also checks what it can
+
+    def layout(self) -> Layout:
+        """How many blocks stand in each layer of the network."""
+        return Layout((self.cardinality or 1,) * sum(self.stages), layered=self.architecture == "resnext")
 
     def spec(self, *, num_classes: int, in_channels: int, seed: int) -> ResNetSpec | ResNeXtSpec:
         """The description that `maskconnect.models.build` takes."""

@@ -1,0 +1,170 @@
+"""Wirings as one SVG picture that stands by itself: in a README, a notebook, a paper."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from maskconnect.report.scene import Scene
+from maskconnect.report.wires import Edge, Wires
+
+GAP, MARGIN, HEAD, FOOT = 36, 16, 34, 30
+
+STYLE = """\
+.maskconnect text{font:11px system-ui,sans-serif;fill:#57606a}
+.maskconnect .title{font-size:14px;font-weight:600;fill:#1f2328}
+.maskconnect .paper{fill:#fff}
+.maskconnect .block rect{fill:#fff;stroke:#1f2328;stroke-width:1.4}
+.maskconnect .unused rect{stroke:#8c959f;stroke-width:1;stroke-dasharray:3 2}
+.maskconnect path{fill:none;stroke:#0072b2;stroke-linecap:round}
+.maskconnect path.end{stroke:#8c959f;stroke-width:1}
+.maskconnect path.lost{stroke:#8c959f;stroke-dasharray:2 3}
+@media(prefers-color-scheme:dark){
+.maskconnect text{fill:#9198a1}
+.maskconnect .title{fill:#f0f6fc}
+.maskconnect .paper{fill:#0d1117}
+.maskconnect .block rect{fill:#0d1117;stroke:#f0f6fc}
+.maskconnect .unused rect{stroke:#656c76}
+.maskconnect path{stroke:#56b4e9}
+.maskconnect path.end,.maskconnect path.lost{stroke:#656c76}
+}"""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One wiring, and what stands above it."""
+
+    title: str
+    wires: Wires
+
+    @property
+    def scene(self) -> Scene:
+        """Where everything is."""
+        return Scene(self.wires.layout)
+
+    @property
+    def width(self) -> int:
+        """Of what is drawn, or of its title."""
+        longest = max((edge.target - edge.source for edge in self.wires.edges), default=0)
+        drawn = self.scene.width if self.wires.layout.layered else self.scene.reach(longest)
+        return max(drawn, _text_width(self.title, 7.6))
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """Wirings side by side. In a notebook it shows itself; `svg` is its text."""
+
+    panels: tuple[Panel, ...]
+    note: str = ""
+
+    @property
+    def width(self) -> int:
+        """In pixels."""
+        places = sum(panel.width for panel in self.panels)
+        return max(2 * MARGIN + places + GAP * (len(self.panels) - 1), 2 * MARGIN + _text_width(self.note, 5.7))
+
+    @property
+    def height(self) -> int:
+        """In pixels."""
+        return MARGIN + HEAD + max(panel.scene.height for panel in self.panels) + (FOOT if self.note else MARGIN)
+
+    @property
+    def svg(self) -> str:
+        """The picture."""
+        size = f'viewBox="0 0 {self.width} {self.height}" width="{self.width}" height="{self.height}"'
+        name = html.escape("; ".join(panel.title for panel in self.panels), quote=True)
+        lines = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" class="maskconnect" {size} role="img" aria-label="{name}">',
+            f"<style>\n{STYLE}\n</style>",
+            f'<rect class="paper" width="{self.width}" height="{self.height}" rx="8"/>',
+        ]
+        for x, panel in self.places():
+            lines += [f'<g transform="translate({x} {MARGIN})">', *_panel(panel), "</g>"]
+        if self.note:
+            lines.append(f'<text x="{MARGIN}" y="{self.height - 12}">{html.escape(self.note)}</text>')
+        return "\n".join([*lines, "</svg>", ""])
+
+    def places(self) -> Iterator[tuple[int, Panel]]:
+        """Each panel, and where it begins."""
+        x = MARGIN
+        for panel in self.panels:
+            yield x, panel
+            x += panel.width + GAP
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+
+def _panel(panel: Panel) -> Iterator[str]:
+    scene, wires = panel.scene, panel.wires
+    yield f'<text class="title" x="0" y="14">{html.escape(panel.title)}</text>'
+    yield f'<g transform="translate(0 {HEAD})">'
+    yield f'<path class="end" d="{scene.ends()}"/>'
+    yield from (_wire(wires, scene, edge) for edge in _faintest_first(wires.edges))
+    for word, y in (("input", 10), ("output", scene.height - 2)):
+        yield f'<text x="{scene.middle}" y="{y}" text-anchor="middle">{word}</text>'
+    for layer, members in scene.numbered():
+        yield f'<text x="{LABEL}" y="{scene.ys[members.start] + 4}" text-anchor="end">{layer}</text>'
+    half = scene.side // 2
+    for k, alive in enumerate(wires.alive):
+        box = f'x="{scene.xs[k] - half}" y="{scene.ys[k] - half}" width="{scene.side}" height="{scene.side}"'
+        kind = "block" if alive else "block unused"
+        yield f'<g class="{kind}"><title>{describe(wires, k)}</title><rect {box} rx="{max(2, scene.side // 6)}"/></g>'
+    yield "</g>"
+
+
+LABEL = 30
+"""Where the numbers of rows end."""
+
+
+def describe(wires: Wires, k: int) -> str:
+    """What a block reads, in words."""
+    place, name = wires.layout.places, wires.layout.name
+    read = [f"{place[s][1] if wires.layout.layered else s} ({v:.2f})" for s, v in _sources(wires, k)]
+    reads = f"reads {', '.join(read)}" if read else "reads the input"
+    return f"{name(k)} {reads}" + ("" if wires.alive[k] else "; it cannot reach the output")
+
+
+def _sources(wires: Wires, k: int) -> Iterator[tuple[int, float]]:
+    return zip(wires.sources[k], wires.values[k], strict=True)
+
+
+def _wire(wires: Wires, scene: Scene, edge: Edge) -> str:
+    alive = wires.alive[edge.target]
+    faint = opacity(edge.strength) * daylight(wires) * (1 if alive else 0.5)
+    look = f'stroke-opacity="{faint:.2f}" stroke-width="{thickness(edge.strength, wires):.2f}"'
+    kind = "" if alive else ' class="lost"'
+    return f'<path{kind} d="{scene.path(edge.source, edge.target)}" {look}/>'
+
+
+def opacity(strength: float) -> float:
+    """How visible a connection is: the surer, the more."""
+    return 0.3 + 0.65 * strength
+
+
+def thickness(strength: float, wires: Wires) -> float:
+    """How wide a connection is; thinner where many run side by side."""
+    return (1.0 + 1.2 * strength) * crowding(wires)
+
+
+def crowding(wires: Wires) -> float:
+    """1 where there is room, down to 0.4 where many wires run side by side."""
+    fan_in = len(wires.edges) / max(1, len(wires.layout.targets))
+    beside = 2.4 / math.sqrt(fan_in) if fan_in else 1.0
+    return max(0.4, min(1.0, beside) * min(1.0, Scene(wires.layout).side / 14))
+
+
+def daylight(wires: Wires) -> float:
+    """1 where a few hundred wires are drawn, less where more would cover everything."""
+    return max(0.4, min(1.0, math.sqrt(300 / max(1, len(wires.edges)))))
+
+
+def _faintest_first(edges: Sequence[Edge]) -> list[Edge]:
+    return sorted(edges, key=lambda edge: edge.strength)
+
+
+def _text_width(text: str, letter: float) -> int:
+    """About how wide a line is: a picture cannot measure its text."""
+    return int(len(text) * letter)

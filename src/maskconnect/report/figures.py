@@ -1,0 +1,215 @@
+"""Static figures for papers and slides, as SVG and PNG, with matplotlib: the charts and drawings of the page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from maskconnect.errors import need
+from maskconnect.report.charts import Chart, Line
+from maskconnect.report.drawing import HEAD, LABEL, MARGIN, Drawing, Panel, daylight, opacity, thickness
+from maskconnect.report.mistakes import FEW, Confusion
+from maskconnect.report.plot import shade
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b3508b", "#c98a00", "#3a9bd9", "#6e7781", "#8a5a2b")
+DASHES = ("-", (0, (5, 2)), (0, (1, 1.6)), (0, (6, 2, 1.5, 2)), (0, (3, 1.5)), "-", "-", "-")
+INK, SOFT, FAINT, RULE, SHADE = "#1f2328", "#57606a", "#8c959f", "#d0d7de", "#f3f5f7"
+PIXELS = 100
+"""Of a drawing, to the inch; PNG files have twice as many."""
+
+STYLE: dict[str, Any] = {
+    "font.size": 9,
+    "font.family": "sans-serif",
+    "text.color": INK,
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": SOFT,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 14,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": RULE,
+    "grid.linewidth": 0.6,
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
+    "ytick.major.size": 0,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "svg.hashsalt": "maskconnect",  # the same figure gives the same file
+}
+
+
+def write_chart(chart: Chart, place: Path) -> list[Path]:
+    """One chart; `place` has no suffix."""
+    return write_charts([chart], place, columns=1, size=(4.8, 3.1))
+
+
+def write_charts(
+    charts: Sequence[Chart], place: Path, *, columns: int = 3, size: tuple[float, float] = (4.0, 2.7)
+) -> list[Path]:
+    """Charts in rows and columns, each of `size` inches."""
+    mpl = need("matplotlib", extra="plots")
+    from matplotlib.figure import Figure
+
+    columns = min(columns, len(charts))
+    rows = -(-len(charts) // columns)
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
+        for number, chart in enumerate(charts):
+            _chart(figure.add_subplot(rows, columns, number + 1), chart)
+        return _save(figure, place)
+
+
+def _chart(axes: Axes, chart: Chart) -> None:
+    for number, band in enumerate(chart.bands):
+        if number % 2 == 0:
+            axes.axvspan(band.start, band.end, color=SHADE, linewidth=0)
+        if band.end - band.start > 0.012 * len(band.name) * chart.bands[-1].end:
+            middle = (band.start + band.end) / 2
+            at: dict[str, Any] = {"xy": (middle, 1), "xycoords": axes.get_xaxis_transform(), "xytext": (0, 3)}
+            axes.annotate(band.name, **at, textcoords="offset points", ha="center", fontsize=7, color=FAINT)
+    for number, line in enumerate(chart.lines):
+        _line(axes, line, *_look(chart, number))
+    if chart.log and _steep(chart):
+        axes.set_yscale("log")
+    if chart.bands:
+        axes.set_xlim(0, chart.bands[-1].end)
+    axes.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
+    axes.set(title=chart.title, xlabel=chart.x, ylabel=chart.y)
+    if len(chart.lines) > 1:
+        aside: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)} if len(chart.lines) > 3 else {}
+        axes.legend(handlelength=2.4, **aside)
+
+
+def _steep(chart: Chart) -> bool:
+    values = [y for line in chart.lines for y in line.y if y is not None]
+    return max(values) > 8 * min(values) > 0
+
+
+def _look(chart: Chart, number: int) -> tuple[str, Any]:
+    if chart.ordered or len(chart.lines) > len(COLOURS):
+        return shade(number / max(1, len(chart.lines) - 1)), "-"
+    return COLOURS[number], DASHES[number]
+
+
+def _line(axes: Axes, line: Line, colour: str, dashes: Any) -> None:
+    spread = line.spread or (None,) * len(line.y)
+    known = [(x, y, s or 0.0) for x, y, s in zip(line.x, line.y, spread, strict=True) if y is not None]
+    x, y, deviation = ([point[i] for point in known] for i in range(3))
+    marker = "o" if line.points or len(known) == 1 else ""
+    axes.plot(x, y, color=colour, linestyle=dashes, marker=marker, markersize=4, linewidth=1.5, label=line.name)
+    if line.points and any(deviation):
+        axes.errorbar(x, y, yerr=deviation, color=colour, linestyle="", elinewidth=1, capsize=2.5)
+    elif any(deviation):
+        low, high = ([b + sign * d for b, d in zip(y, deviation, strict=True)] for sign in (-1, 1))
+        axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def write_confusion(confusion: Confusion, place: Path) -> list[Path]:
+    """The confusion matrix: a row a true class."""
+    mpl = need("matplotlib", extra="plots")
+    from matplotlib.figure import Figure
+
+    classes, few = confusion.classes, len(confusion.classes) <= FEW
+    share_TP = confusion.count_TP / confusion.count_TP.sum(dim=1, keepdim=True).clamp(min=1)
+    with mpl.rc_context({**STYLE, "axes.grid": False, "axes.titlepad": 8, "axes.spines.bottom": False}):
+        side = max(3.6, 0.36 * len(classes) + 1.2) if few else 6.0
+        figure = Figure(figsize=(side, side), layout="constrained")
+        axes = figure.add_subplot()
+        axes.imshow(share_TP.sqrt().numpy(), cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+        axes.set(title="Confusion", xlabel="predicted", ylabel="true")
+        if few:
+            axes.set_xticks(range(len(classes)), classes, rotation=90 if max(map(len, classes)) > 2 else 0)
+            axes.set_yticks(range(len(classes)), classes)
+            axes.tick_params(length=0)
+            for t, p in confusion.count_TP.nonzero().tolist():
+                colour = "white" if share_TP[t, p] > 0.4 else INK
+                axes.text(p, t, str(int(confusion.count_TP[t, p])), ha="center", va="center", color=colour, fontsize=8)
+        return _save(figure, place)
+
+
+def write_drawing(drawing: Drawing, place: Path) -> None:
+    """A drawing as a picture of pixels; as SVG it writes itself."""
+    mpl = need("matplotlib", extra="plots")
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(drawing.width / PIXELS, drawing.height / PIXELS))
+        axes = figure.add_axes((0, 0, 1, 1))
+        axes.set(xlim=(0, drawing.width), ylim=(drawing.height, 0))
+        axes.axis("off")
+        for x, panel in drawing.places():
+            _panel(axes, panel, x, MARGIN)
+        axes.text(MARGIN, drawing.height - 12, drawing.note, fontsize=7.5, color=SOFT)
+        figure.savefig(place, dpi=2 * PIXELS, facecolor="white")
+
+
+def _panel(axes: Axes, panel: Panel, x: float, y: float) -> None:
+    from matplotlib.patches import FancyBboxPatch
+
+    scene, wires = panel.scene, panel.wires
+    axes.text(x, y + 14, panel.title, fontsize=10, fontweight="bold")
+    y += HEAD
+    _stroke(axes, scene.ends(), x, y, color=FAINT, linewidth=0.7)
+    for strength, alive, path in _by_look(panel):
+        look = {"color": COLOURS[0]} if alive else {"color": FAINT, "linestyle": (0, (2, 3))}
+        faint = opacity(strength) * daylight(wires) * (1 if alive else 0.5)
+        _stroke(axes, path, x, y, alpha=faint, linewidth=0.72 * thickness(strength, wires), **look)
+    for word, at in (("input", 10), ("output", scene.height - 2)):
+        axes.text(x + scene.middle, y + at, word, fontsize=8, color=SOFT, ha="center")
+    for layer, members in scene.numbered():
+        axes.text(x + LABEL, y + scene.ys[members.start] + 4, str(layer), fontsize=8, color=SOFT, ha="right")
+    half, corner = scene.side / 2, max(2, scene.side // 6)
+    for k, alive in enumerate(wires.alive):
+        edge: dict[str, Any] = {"ec": INK, "lw": 1.0} if alive else {"ec": FAINT, "lw": 0.7, "ls": (0, (3, 2))}
+        place = (x + scene.xs[k] - half, y + scene.ys[k] - half)
+        box = f"round,pad=0,rounding_size={corner}"
+        axes.add_patch(FancyBboxPatch(place, scene.side, scene.side, boxstyle=box, fc="white", zorder=3, **edge))
+
+
+def _by_look(panel: Panel) -> list[tuple[float, bool, str]]:
+    """All wires of a look as one path."""
+    found: dict[tuple[float, bool], list[str]] = {}
+    for edge in panel.wires.edges:
+        look = (round(edge.strength, 2), panel.wires.alive[edge.target])
+        found.setdefault(look, []).append(panel.scene.path(edge.source, edge.target))
+    return [(strength, alive, "".join(paths)) for (strength, alive), paths in sorted(found.items())]
+
+
+def _stroke(axes: Axes, drawn: str, x: float, y: float, **look: Any) -> None:
+    """Draw what an SVG path says, as far as `Scene` speaks it: M, L, C, H and V with absolute places."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path as Curve
+
+    if not drawn:
+        return
+    corners: list[tuple[float, float]] = []
+    codes: list[int] = []
+    for letter, text in re.findall(r"([MLCHV])([^MLCHV]*)", drawn):
+        numbers = list(map(float, text.split()))
+        if letter == "H":
+            numbers = [numbers[0], corners[-1][1] - y]
+        elif letter == "V":
+            numbers = [corners[-1][0] - x, numbers[0]]
+        points = [(x + a, y + b) for a, b in zip(numbers[::2], numbers[1::2], strict=True)]
+        corners += points
+        codes += [int({"M": Curve.MOVETO, "C": Curve.CURVE4}.get(letter, Curve.LINETO))] * len(points)
+    axes.add_patch(PathPatch(Curve(corners, codes), fill=False, capstyle="round", **look))
+
+
+def _save(figure: Figure, place: Path) -> list[Path]:
+    written = [place.with_name(f"{place.name}.{kind}") for kind in ("svg", "png")]
+    figure.savefig(written[0], metadata={"Date": None})
+    figure.savefig(written[1], dpi=2 * PIXELS)
+    return written

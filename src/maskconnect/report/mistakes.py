@@ -1,0 +1,113 @@
+"""What the final network confuses: the matrix, the accuracy of every class, the pictures it is most surely wrong about.
+
+Shape letters: T true classes, P predicted ones.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from maskconnect.report.png import data_address
+from maskconnect.report.runs import Tested
+
+LEVELS = 8
+FEW = 20
+"""Up to so many classes the matrix has names and numbers in it."""
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """How often images of one class were taken for another."""
+
+    classes: tuple[str, ...]
+    count_TP: Tensor
+
+    @cached_property
+    def accuracies(self) -> list[float | None]:
+        """Of every class, in %; None where it has no image."""
+        totals = self.count_TP.sum(dim=1).tolist()
+        right = self.count_TP.diagonal().tolist()
+        return [100 * hits / total if total else None for hits, total in zip(right, totals, strict=True)]
+
+    def worst(self, most: int) -> list[tuple[int, int, int]]:
+        """The commonest confusions: true class, predicted one, how often."""
+        wrong_TP = self.count_TP.clone().fill_diagonal_(0)
+        found = [(t, p, int(wrong_TP[t, p])) for t, p in wrong_TP.nonzero().tolist()]
+        return sorted(found, key=lambda item: -item[2])[:most]
+
+
+def confusion_of(tested: Tested, classes: tuple[str, ...]) -> Confusion:
+    """Count."""
+    size = len(classes)
+    flat = torch.bincount(tested.label_N * size + tested.class_N, minlength=size * size)
+    return Confusion(classes, flat.reshape(size, size))
+
+
+def matrix(confusion: Confusion) -> str:
+    """The matrix as SVG for the page: a row a true class, a column a predicted one, darker where more are."""
+    size, few = len(confusion.classes), len(confusion.classes) <= FEW
+    cell = 26 if few else max(1, 520 // size)
+    names = [_short(name) for name in confusion.classes]
+    margin = 24 + (7 * max(map(len, names)) if few else 0)
+    total = margin + cell * size + 2
+    parts = [f'<path class="cell l{level}" d="{path}"/>' for level, path in _levels(confusion, cell, margin)]
+    parts.append(f'<path class=grid d="M{margin} {margin}h{cell * size}v{cell * size}h-{cell * size}z"/>')
+    if few:
+        parts += _names_and_numbers(confusion, names, cell, margin)
+    middle = margin + cell * size / 2
+    parts.append(f'<text class=x x="{middle}" y="13">predicted</text>')
+    parts.append(f'<text class=x transform="translate(12 {middle}) rotate(-90)">true</text>')
+    cells = [[t, p, int(confusion.count_TP[t, p])] for t, p in confusion.count_TP.nonzero().tolist()]
+    data = {"margin": margin, "cell": cell, "names": confusion.classes, "cells": cells}
+    words = html.escape(json.dumps(data, separators=(",", ":")), quote=True)
+    box = f'viewBox="0 0 {total} {total}" style="max-width:{total}px" role="img" aria-label="confusion matrix"'
+    return f'<svg class=matrix {box} data-matrix="{words}">{"".join(parts)}</svg>'
+
+
+def _levels(confusion: Confusion, cell: int, margin: int) -> Iterator[tuple[int, str]]:
+    """The cells of every shade, as one path each; a shade is the share of the true class."""
+    share_TP = confusion.count_TP / confusion.count_TP.sum(dim=1, keepdim=True).clamp(min=1)
+    level_TP = (share_TP.sqrt() * LEVELS).ceil().long()
+    for level in range(1, LEVELS + 1):
+        places = (level_TP == level).nonzero().tolist()
+        if places:
+            draw = (f"M{margin + cell * p} {margin + cell * t}h{cell}v{cell}h-{cell}z" for t, p in places)
+            yield level, "".join(draw)
+
+
+def _names_and_numbers(confusion: Confusion, names: list[str], cell: int, margin: int) -> Iterator[str]:
+    for k, name in enumerate(names):
+        at = margin + cell * k + cell // 2
+        yield f'<text class=y x="{margin - 6}" y="{at + 4}">{html.escape(name)}</text>'
+        yield f'<text transform="translate({at + 4} {margin - 6}) rotate(-90)">{html.escape(name)}</text>'
+    for t, p in confusion.count_TP.nonzero().tolist():
+        count = int(confusion.count_TP[t, p])
+        dark = " class='x on'" if 2 * count > int(confusion.count_TP[t].sum()) else " class=x"
+        at_x, at_y = margin + cell * p + cell // 2, margin + cell * t + cell // 2 + 4
+        yield f'<text{dark} x="{at_x}" y="{at_y}">{count}</text>'
+
+
+def _short(name: str, most: int = 14) -> str:
+    return name if len(name) <= most else name[: most - 1] + "…"
+
+
+def pictures(tested: Tested, classes: tuple[str, ...], most: int) -> str:
+    """The pictures that the network is most surely wrong about, for the page."""
+    if tested.pictures_WCHW is None:
+        return ""
+    items = []
+    for number, index in enumerate(tested.wrong[:most]):
+        truth, said = (classes[int(part[index])] for part in (tested.label_N, tested.class_N))
+        sure = f"{100 * float(tested.probability_N[index]):.0f} %"
+        address = data_address(tested.pictures_WCHW[number])
+        words = f"said <b>{html.escape(said)}</b> ({sure}), is <b>{html.escape(truth)}</b>"
+        alt = html.escape(f"test image {index}", quote=True)
+        items.append(f'<li><img src="{address}" alt="{alt}"><span>{words}</span></li>')
+    return f"<ul class=pictures>{''.join(items)}</ul>"

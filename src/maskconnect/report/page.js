@@ -1,0 +1,351 @@
+"use strict";
+// Plays wirings. Everything it shows is in the element #runs, in each plot's data-chart and in each matrix's data-matrix.
+(() => {
+  const SVG = "http://www.w3.org/2000/svg";
+  const LEVELS = 8;
+  const runs = JSON.parse(document.getElementById("runs").textContent);
+  const tip = document.getElementById("tip");
+
+  const make = (name, attributes, parent, text) => {
+    const node = document.createElementNS(SVG, name);
+    for (const key in attributes) node.setAttribute(key, attributes[key]);
+    if (text !== undefined) node.textContent = text;
+    if (parent) parent.append(node);
+    return node;
+  };
+  const add = (name, parent, text) => {
+    const node = document.createElement(name);
+    if (text !== undefined) node.textContent = text;
+    parent.append(node);
+    return node;
+  };
+
+  // A run as the script sees it: the layer and branch of every block, and for every frame the sources of every block.
+  function prepare(run) {
+    run.layer = []; run.branch = []; run.starts = [];
+    run.sizes.forEach((size, layer) => {
+      run.starts.push(run.layer.length);
+      for (let branch = 0; branch < size; branch++) { run.layer.push(layer); run.branch.push(branch); }
+    });
+    run.first = run.sizes[0];
+    run.count = run.layer.length;
+    run.edges = run.fan_in.reduce((a, b) => a + b, 0);
+    run.decoded = new Map();
+    return run;
+  }
+
+  function frameAt(run, epoch) {
+    let found = 0;
+    while (found + 1 < run.frames.length && run.frames[found + 1][0] <= epoch) found++;
+    if (!run.decoded.has(found)) run.decoded.set(found, { number: found, ...decode(run, run.frames[found][1]) });
+    return run.decoded.get(found);
+  }
+
+  const later = window.requestIdleCallback ?? (task => setTimeout(task, 50));
+  const frameAfter = (run, frame) => frame.number + 1 < run.frames.length && (() => frameAt(run, run.frames[frame.number + 1][0]));
+
+  function decode(run, packed) {
+    const bytes = Uint8Array.from(atob(packed), c => c.charCodeAt(0));
+    const view = new DataView(bytes.buffer);
+    const sources = [], values = [], readers = Array.from({ length: run.count }, () => []);
+    let at = 0;
+    for (let k = 0; k < run.count; k++) {
+      sources.push([]); values.push([]);
+      for (let i = 0; i < run.fan_in[k]; i++, at += 4) {
+        sources[k].push(view.getUint16(at, true));
+        values[k].push(view.getUint16(at + 2, true) / 65535);
+        readers[sources[k][i]].push(k);
+      }
+    }
+    const alive = new Array(run.count).fill(false);
+    for (let k = run.count - 1; k >= 0; k--) {
+      if (run.layer[k] === run.sizes.length - 1) alive[k] = true;
+      if (alive[k]) for (const s of sources[k]) alive[s] = true;
+    }
+    return { sources, values, readers, alive };
+  }
+
+  // The same lines as scene.py draws.
+  function curve(run, s, k) {
+    const half = run.side >> 1, x1 = run.xs[s], y1 = run.ys[s], x2 = run.xs[k], y2 = run.ys[k];
+    if (run.layered) return `M${x1} ${y1 + half}L${x2} ${y2 - half}`;
+    if (k - s === 1) return `M${x1} ${y1 + half}V${y2 - half}`;
+    const edge = x1 + half, bulge = run.bulges[k - s], out = edge + bulge;
+    if (run.bends.length) {
+      const points = run.bends.map(([far, on]) => `L${Math.floor(edge + bulge * far + 0.5)} ${Math.floor(y1 + (y2 - y1) * on + 0.5)}`);
+      return `M${edge} ${y1}${points.join("")}L${edge} ${y2}`;
+    }
+    return `M${edge} ${y1}C${out} ${y1} ${out} ${y2} ${edge} ${y2}`;
+  }
+
+  const name = (run, k) => run.layered ? `branch ${run.branch[k]} of module ${run.layer[k]}` : `block ${k}`;
+  const short = (run, k) => run.layered ? `${run.branch[k]}` : `${k}`;
+
+  function stage(svg, run, [thin, light], width = run.width) {
+    svg.setAttribute("viewBox", `0 0 ${width} ${run.height}`);
+    svg.setAttribute("width", width);
+    svg.classList.add("wires");
+    make("path", { class: "end", d: run.ends }, svg);
+    make("text", { x: run.middle, y: 10, class: "x" }, svg, "input");
+    make("text", { x: run.middle, y: run.height - 2, class: "x" }, svg, "output");
+    run.starts.forEach((k, layer) => { if (layer % run.every === 0) make("text", { x: 30, y: run.ys[k] + 4, class: "y" }, svg, layer); });
+    const base = make("g", { class: "base" }, svg);
+    const levels = Array.from({ length: LEVELS }, (_, i) => make("path", {
+      "stroke-opacity": ((0.3 + 0.65 * (i + 1) / LEVELS) * light).toFixed(2),
+      "stroke-width": ((1 + 1.2 * (i + 1) / LEVELS) * thin).toFixed(2),
+    }, base));
+    const lost = make("path", { class: "lost", "stroke-opacity": 0.4 * light, "stroke-width": (1.1 * thin).toFixed(2) }, base);
+    return { levels, lost };
+  }
+
+  function blocks(svg, run) {
+    const half = run.side >> 1;
+    const all = make("g", {}, svg);
+    return Array.from({ length: run.count }, (_, k) => {
+      const group = make("g", { class: "block", "data-k": k, tabindex: k ? -1 : 0, role: "button" }, all);
+      make("rect", { x: run.xs[k] - half, y: run.ys[k] - half, width: run.side, height: run.side,
+        rx: Math.max(2, Math.floor(run.side / 6)) }, group);
+      return group;
+    });
+  }
+
+  // The connections of a frame as a few paths, one a shade: thousands of elements would be slow.
+  function pathsOf(run, frame) {
+    if (frame.paths) return frame.paths;
+    const levels = Array.from({ length: LEVELS }, () => []), lost = [];
+    for (let k = 0; k < run.count; k++) {
+      const sources = frame.sources[k], values = frame.values[k], count = sources.length;
+      for (let i = 0; i < count; i++) {
+        const level = Math.max(0, Math.ceil(Math.min(1, values[i] * count) * LEVELS - 0.01) - 1);
+        (frame.alive[k] ? levels[level] : lost).push(curve(run, sources[i], k));
+      }
+    }
+    return frame.paths = { levels: levels.map(part => part.join("")), lost: lost.join("") };
+  }
+
+  function show(run, frame, layer) {
+    const paths = pathsOf(run, frame);
+    paths.levels.forEach((d, i) => layer.levels[i].setAttribute("d", d));
+    layer.lost.setAttribute("d", paths.lost);
+  }
+
+  function usual(svg, run) {
+    const layer = stage(svg, run, run.usual, run.layered ? run.width : 2 * run.middle), frame = { sources: [], values: [], alive: [] };
+    for (let k = 0; k < run.count; k++) {
+      const above = run.layer[k] - 1, start = run.starts[above];
+      const sources = above < 0 ? [] : run.layered ? run.sizes[above] : 1;
+      frame.sources.push(above < 0 ? [] : Array.from({ length: sources }, (_, i) => start + i));
+      frame.values.push(frame.sources[k].map(() => 1 / frame.sources[k].length));
+      frame.alive.push(true);
+    }
+    if (run.layered && run.first > 16) {  // so many that they are a surface
+      const half = run.side >> 1, d = run.starts.slice(1).map((k, i) => {
+        const s = run.starts[i], left = run.xs[s], right = run.xs[k - 1], end = run.starts[i + 2] ?? run.count;
+        return `M${left} ${run.ys[s] + half}H${right}L${run.xs[end - 1]} ${run.ys[k] - half}H${run.xs[k]}z`;
+      });
+      make("path", { class: "all", d: d.join("") }, svg);
+    } else show(run, frame, layer);
+    for (const block of blocks(svg, run)) { block.removeAttribute("tabindex"); block.removeAttribute("role"); }
+  }
+
+  function closure(start, next) {
+    const seen = new Set([start]), todo = [start];
+    while (todo.length) for (const k of next[todo.pop()]) if (!seen.has(k)) { seen.add(k); todo.push(k); }
+    seen.delete(start);
+    return seen;
+  }
+
+  function player(root) {
+    const run = prepare(runs[root.dataset.player]);
+    const svg = root.querySelector(".wiring"), panel = root.querySelector(".panel"), count = root.querySelector(".count");
+    const input = root.querySelector("input"), output = root.querySelector("output"), play = root.querySelector(".play");
+    if (!run.frames.length) { count.textContent = "There are no connections to show."; return; }
+    const beside = root.querySelector(".usual");
+    if (beside) usual(beside, run);
+    root.classList.toggle("wideview", run.width > 500);
+    const layer = stage(svg, run, run.wiring);
+    const up = make("path", { class: "up", "stroke-width": 2 }, svg), down = make("path", { class: "down", "stroke-width": 2 }, svg);
+    const squares = blocks(svg, run);
+    let epoch = run.epochs, frame = null, picked = null, pointed = null, drawn = null;
+
+    function render() {
+      frame = frameAt(run, epoch);
+      if (frame !== drawn) {
+        show(run, frame, layer);
+        squares.forEach((square, k) => square.classList.toggle("unused", !frame.alive[k]));
+        drawn = frame;
+        const next = frameAfter(run, frame);
+        if (next) later(() => pathsOf(run, next()));  // ready before the slider gets there
+      }
+      const used = frame.alive.filter(Boolean).length;
+      count.textContent = `${run.edges.toLocaleString("en")} connections; ${used} of ${run.count} blocks reach the output.`;
+      svg.dataset.frame = frame.number;
+      svg.dataset.epoch = epoch;
+      if (output) {
+        const phase = run.phases.find(([, start, end]) => epoch <= end && (epoch > start || start === 0));
+        const state = epoch < run.freeze ? "learning" : epoch === run.freeze ? "the freeze" : "frozen";
+        output.textContent = `epoch ${epoch} of ${run.epochs}: ${state}`;
+        input.setAttribute("aria-valuetext", `epoch ${epoch}, phase ${phase ? phase[0] : ""}, ${state}`);
+      }
+      mark();
+    }
+
+    // Around the block in question: what it reads and what reads it or, once it is picked, everything before and after it.
+    function mark() {
+      const k = picked ?? pointed, far = picked !== null;
+      const ups = k === null ? new Set() : far ? closure(k, frame.sources) : new Set(frame.sources[k]);
+      const downs = k === null ? new Set() : far ? closure(k, frame.readers) : new Set(frame.readers[k]);
+      const into = far ? [k, ...ups] : k === null ? [] : [k], outof = far ? [k, ...downs] : k === null ? [] : [k];
+      up.setAttribute("d", into.flatMap(t => frame.sources[t].map(s => curve(run, s, t))).join(""));
+      down.setAttribute("d", outof.flatMap(s => frame.readers[s].map(t => curve(run, s, t))).join(""));
+      svg.classList.toggle("picked", k !== null);
+      squares.forEach((square, i) => {
+        square.classList.toggle("isup", ups.has(i));
+        square.classList.toggle("isdown", downs.has(i));
+        square.classList.toggle("here", i === k);
+      });
+      panel.replaceChildren();
+      if (k === null) { add("p", panel, "Point at a block, or click it."); return; }
+      add("h4", panel, name(run, k));
+      if (run.parameters.length) add("p", panel, `${run.parameters[k].toLocaleString("en")} parameters`);
+      if (!frame.alive[k]) add("p", panel, "It cannot reach the output: pruning removes it.");
+      if (far) add("p", panel, `All before it: ${ups.size}. All after it: ${downs.size}.`);
+      list(k, "Reads", frame.sources[k], frame.values[k]);
+      list(k, "Read by", frame.readers[k]);
+    }
+
+    const last = k => run.layer[k] === run.sizes.length - 1;
+
+    function list(k, title, members, values) {
+      const where = run.layered && members.length ? ` branches of module ${run.layer[members[0]]}` : "";
+      add("p", panel, members.length ? title + where : title === "Reads" ? "Reads the input" : last(k) ? "Feeds the output" : "Read by none");
+      if (!members.length) return;
+      const ul = add("ul", panel);
+      const order = members.map((_, i) => i).sort((a, b) => values ? values[b] - values[a] : a - b);
+      for (const i of order.slice(0, 24)) {
+        const li = add("li", ul);
+        add("span", li, short(run, members[i]));
+        if (values && run.learned) add("b", li, values[i].toFixed(3));
+      }
+      if (order.length > 24) add("li", ul, `and ${order.length - 24} more`);
+    }
+
+    const at = event => { const block = event.target.closest(".block"); return block ? Number(block.dataset.k) : null; };
+    svg.addEventListener("pointerover", event => { pointed = at(event); if (picked === null) mark(); });
+    svg.addEventListener("pointerleave", () => { pointed = null; if (picked === null) mark(); });
+    svg.addEventListener("focusin", event => { pointed = at(event); if (picked === null) mark(); });
+    svg.addEventListener("focusout", () => { pointed = null; if (picked === null) mark(); });
+    svg.addEventListener("click", event => { const k = at(event); picked = k === picked ? null : k; mark(); });
+    svg.addEventListener("keydown", event => {
+      const k = at(event);
+      if (k === null) return;
+      if (event.key === "Enter" || event.key === " ") picked = k === picked ? null : k;
+      else if (event.key === "Escape") picked = null;
+      else {
+        const to = neighbour(run, k, event.key);
+        if (to === null) return;
+        squares[k].tabIndex = -1; squares[to].tabIndex = 0; squares[to].focus();
+        if (picked !== null) picked = to;
+      }
+      event.preventDefault();
+      mark();
+    });
+
+    if (input) {
+      const phases = root.querySelector(".phases");
+      for (const [label, start, end] of run.phases) {
+        const span = add("span", phases, label);
+        span.title = label;
+        span.style.left = `${100 * start / run.epochs}%`;
+        span.style.width = `${100 * (Math.min(end, run.epochs) - start) / run.epochs}%`;
+      }
+      if (run.freeze !== null && run.freeze <= run.epochs) add("i", phases).style.left = `${100 * run.freeze / run.epochs}%`;
+      input.addEventListener("input", () => { stop(); epoch = Number(input.value); render(); });
+      let timer = null;
+      const stop = () => { clearInterval(timer); timer = null; play.textContent = "▶"; play.setAttribute("aria-label", "Play training"); };
+      play.addEventListener("click", () => {
+        if (timer) return stop();
+        if (epoch >= run.epochs) epoch = 0;
+        play.textContent = "❚❚"; play.setAttribute("aria-label", "Pause");
+        const step = () => { input.value = epoch; render(); if (epoch >= run.epochs) stop(); else epoch++; };
+        step();
+        timer = setInterval(step, Math.max(90, Math.min(400, 12000 / run.epochs)));
+      });
+    }
+    render();
+  }
+
+  function neighbour(run, k, key) {
+    const layer = run.layer[k], branch = run.branch[k];
+    const row = { ArrowUp: layer - 1, ArrowDown: layer + 1 }[key];
+    if (row !== undefined) return run.sizes[row] ? run.starts[row] + Math.min(branch, run.sizes[row] - 1) : null;
+    if (key === "Home") return 0;
+    if (key === "End") return run.count - 1;
+    const to = { ArrowLeft: branch - 1, ArrowRight: branch + 1 }[key];
+    return to >= 0 && to < run.sizes[layer] ? run.starts[layer] + to : null;
+  }
+
+  function say(text, x, y) {
+    tip.textContent = text;
+    tip.hidden = !text;
+    if (!text) return;
+    const width = tip.offsetWidth, edge = document.documentElement.clientWidth;
+    tip.style.left = `${Math.max(4, Math.min(x + 14, edge - width - 4)) + window.scrollX}px`;
+    tip.style.top = `${y + 16 + window.scrollY}px`;
+  }
+
+  function plot(svg) {
+    const data = JSON.parse(svg.dataset.chart), cross = make("path", { class: "cross" }, svg);
+    let at = data.x.length - 1;
+    const point = (x, y) => {
+      const lines = data.name.map((name, i) => data.y[i][at] === null ? null : `${data.name.length > 1 ? name + " " : ""}${data.y[i][at]}`);
+      cross.setAttribute("d", `M${data.at[at]} 20V210`);
+      say([`${svg.dataset.x} ${data.x[at]}`, ...lines.filter(Boolean)].join("\n"), x, y);
+    };
+    const leave = () => { cross.removeAttribute("d"); say(""); };
+    svg.addEventListener("pointermove", event => {
+      const box = svg.getBoundingClientRect(), x = (event.clientX - box.left) * 460 / box.width;
+      at = data.at.reduce((best, value, i) => Math.abs(value - x) < Math.abs(data.at[best] - x) ? i : best, 0);
+      point(event.clientX, event.clientY);
+    });
+    svg.addEventListener("pointerleave", leave);
+    svg.addEventListener("blur", leave);
+    svg.addEventListener("keydown", event => {
+      const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      if (!step) return;
+      at = Math.max(0, Math.min(data.x.length - 1, at + step));
+      const box = svg.getBoundingClientRect();
+      point(box.left + data.at[at] * box.width / 460, box.top + 20);
+      event.preventDefault();
+    });
+  }
+
+  function matrix(svg) {
+    const { margin, cell, names, cells } = JSON.parse(svg.dataset.matrix);
+    const counts = new Map(cells.map(([t, p, n]) => [`${t},${p}`, n]));
+    svg.addEventListener("pointermove", event => {
+      const box = svg.getBoundingClientRect(), scale = svg.viewBox.baseVal.width / box.width;
+      const p = Math.floor(((event.clientX - box.left) * scale - margin) / cell);
+      const t = Math.floor(((event.clientY - box.top) * scale - margin) / cell);
+      const inside = p >= 0 && t >= 0 && p < names.length && t < names.length;
+      say(inside ? `true ${names[t]}\npredicted ${names[p]}\n${counts.get(`${t},${p}`) ?? 0} images` : "", event.clientX, event.clientY);
+    });
+    svg.addEventListener("pointerleave", () => say(""));
+  }
+
+  // A run is brought to life when it is first looked at.
+  const alive = new Set();
+  function choose(number) {
+    document.querySelectorAll(".run").forEach((section, i) => { section.hidden = i !== number; });
+    if (alive.has(number)) return;
+    alive.add(number);
+    const section = document.querySelector(`.run[data-run="${number}"]`);
+    section.querySelectorAll(".player").forEach(player);
+    section.querySelectorAll(".plot").forEach(plot);
+    section.querySelectorAll(".matrix").forEach(matrix);
+  }
+  const select = document.getElementById("choose");
+  if (select) select.addEventListener("change", () => choose(Number(select.value)));
+  document.querySelectorAll("section:not(.run) .plot").forEach(plot);
+  choose(select ? Number(select.value) : 0);
+})();

@@ -1,0 +1,171 @@
+"""A chart as SVG for the page, by hand: its colours are those of the page, in the dark and in the light."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from collections.abc import Iterator
+
+from maskconnect.report.charts import Chart, Line
+
+WIDTH, HEIGHT = 460, 250
+LEFT, RIGHT, TOP, BOTTOM = 62, 12, 20, 40
+COLOURS = 8
+"""How many the style sheet has; further lines are drawn in shades from the first colour to another."""
+
+
+class Axes:
+    """From values to pixels."""
+
+    def __init__(self, chart: Chart) -> None:
+        xs = [x for line in chart.lines for x in line.x] + [edge for b in chart.bands for edge in (b.start, b.end)]
+        self.x = _padded(min(xs), max(xs)) if not chart.bands else (min(xs), max(xs))
+        if any(line.points for line in chart.lines) and not chart.bands:
+            margin = 0.04 * (self.x[1] - self.x[0])
+            self.x = self.x[0] - margin, self.x[1] + margin
+        ys = [y for line in chart.lines for y in _reach(line)]
+        self.log = chart.log and max(ys) > 8 * min(ys) > 0
+        if self.log:
+            self.y = min(ys) / 1.15, max(ys) * 1.15
+            self.y_ticks = log_ticks(*self.y)
+        else:
+            low, high = _padded(min(ys), max(ys))
+            self.y_ticks = ticks(low, high)
+            self.y = min(low, self.y_ticks[0]), max(high, self.y_ticks[-1])
+        self.x_ticks = [tick for tick in ticks(*self.x, most=8, whole=True) if self.x[0] <= tick <= self.x[1]]
+
+    def at_x(self, x: float) -> float:
+        """Where a value stands."""
+        low, high = self.x
+        return round(LEFT + (WIDTH - LEFT - RIGHT) * (x - low) / (high - low), 1)
+
+    def at_y(self, y: float) -> float:
+        """Where a value stands."""
+        low, high = self.y
+        share = (math.log(y / low) / math.log(high / low)) if self.log else (y - low) / (high - low)
+        return round(HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * share, 1)
+
+
+def ticks(low: float, high: float, most: int = 6, *, whole: bool = False) -> list[float]:
+    """Round numbers that span an interval."""
+    step = 10 ** math.floor(math.log10((high - low) / most))
+    while (high - low) / step > most:
+        step *= 2.5 if f"{step:e}"[0] == "2" else 2
+    step = max(1.0, float(round(step))) if whole else step
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(i * step, 10) for i in range(first, last + 1)]
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Powers of ten, or the numbers 1, 2, 5 between them where there are few."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    factors = (1,) if len(powers) > 3 else (1, 2, 5)
+    return [tick for p in powers for f in factors if low * 0.999 <= (tick := f * 10.0**p) <= high * 1.001]
+
+
+def _reach(line: Line) -> Iterator[float]:
+    spread = line.spread or (None,) * len(line.y)
+    for y, deviation in zip(line.y, spread, strict=True):
+        if y is not None:
+            yield y - (deviation or 0)
+            yield y + (deviation or 0)
+
+
+def _padded(low: float, high: float) -> tuple[float, float]:
+    return (low, high) if high > low else (low - 0.5, high + 0.5)
+
+
+def figure(chart: Chart) -> str:
+    """The chart with its title and its legend."""
+    legend = ""
+    if len(chart.lines) > 1:
+        items = (
+            f'<li><svg viewBox="0 0 22 10" aria-hidden="true"><path {_look(chart, i)} d="M1 5H21"/></svg>'
+            f"{html.escape(line.name)}</li>"
+            for i, line in enumerate(chart.lines)
+        )
+        legend = f"<ul class=legend>{''.join(items)}</ul>"
+    note = f"<p class=note>{html.escape(chart.note)}</p>" if chart.note else ""
+    return (
+        f"<figure class=chart><figcaption>{html.escape(chart.title)}</figcaption>{legend}{plot(chart)}{note}</figure>"
+    )
+
+
+def plot(chart: Chart) -> str:
+    """The chart alone; the page's script reads what its pointer is at from `data-chart`."""
+    axes = Axes(chart)
+    parts = [*_bands(chart, axes), *_frame(chart, axes)]
+    for number, line in enumerate(chart.lines):
+        parts += _line(line, _look(chart, number), axes)
+    box = (
+        f'viewBox="0 0 {WIDTH} {HEIGHT}" role="img" tabindex="0" aria-label="{html.escape(_words(chart), quote=True)}"'
+    )
+    return f"<svg class=plot {box} {_data(chart, axes)}>{''.join(parts)}</svg>"
+
+
+def _words(chart: Chart) -> str:
+    """The chart for those who do not see it: where every line ends."""
+    ends = []
+    for line in chart.lines:
+        known = [(x, y) for x, y in zip(line.x, line.y, strict=True) if y is not None]
+        if known:
+            ends.append(f"{line.name} ends at {known[-1][1]:.4g}")
+    return f"{chart.title}: {', '.join(ends)}"
+
+
+def _data(chart: Chart, axes: Axes) -> str:
+    at = sorted({x for line in chart.lines for x in line.x})
+    values = [[dict(zip(line.x, line.y, strict=True)).get(x) for x in at] for line in chart.lines]
+    shown = [[None if y is None else float(f"{y:.4g}") for y in row] for row in values]
+    data = {"x": at, "at": [axes.at_x(x) for x in at], "name": [line.name for line in chart.lines], "y": shown}
+    return f'data-chart="{html.escape(json.dumps(data, separators=(",", ":")), quote=True)}" data-x="{chart.x}"'
+
+
+def _bands(chart: Chart, axes: Axes) -> Iterator[str]:
+    for number, band in enumerate(chart.bands):
+        left, right = axes.at_x(band.start), axes.at_x(band.end)
+        size = f'width="{round(right - left, 1)}" height="{HEIGHT - TOP - BOTTOM}"'
+        yield f'<rect class="band b{number % 2}" x="{left}" y="{TOP}" {size}/>'
+        if right - left > 6 * len(band.name) + 4:
+            yield f'<text class=phase x="{round((left + right) / 2, 1)}" y="{TOP - 6}">{html.escape(band.name)}</text>'
+
+
+def _frame(chart: Chart, axes: Axes) -> Iterator[str]:
+    for tick in axes.y_ticks:
+        y = axes.at_y(tick)
+        yield f'<path class=grid d="M{LEFT} {y}H{WIDTH - RIGHT}"/>'
+        yield f'<text class=y x="{LEFT - 6}" y="{y + 4}">{tick:g}</text>'
+    for tick in axes.x_ticks:
+        yield f'<text class=x x="{axes.at_x(tick)}" y="{HEIGHT - BOTTOM + 16}">{tick:g}</text>'
+    middle = (TOP + HEIGHT - BOTTOM) / 2
+    yield f'<text class=x x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 6}">{html.escape(chart.x)}</text>'
+    yield f'<text class=x transform="translate(12 {middle}) rotate(-90)">{html.escape(chart.y)}</text>'
+
+
+def _line(line: Line, look: str, axes: Axes) -> Iterator[str]:
+    spread = line.spread or (None,) * len(line.y)
+    known = [(axes.at_x(x), y, s) for x, y, s in zip(line.x, line.y, spread, strict=True) if y is not None]
+    for x, y, deviation in known:
+        if deviation and line.points:
+            top, bottom = axes.at_y(y + deviation), axes.at_y(y - deviation)
+            yield f'<path class=bar {look} d="M{x - 3} {top}h6M{x} {top}V{bottom}M{x - 3} {bottom}h6"/>'
+    path = "".join(f"{'L' if i else 'M'}{x} {axes.at_y(y)}" for i, (x, y, _) in enumerate(known))
+    yield f'<path class=line {look} d="{path}"/>'
+    if line.points or len(known) == 1:
+        dots = "".join(f"M{x} {axes.at_y(y)}h0" for x, y, _ in known)
+        yield f'<path class=dots {look} d="{dots}"/>'
+
+
+def _look(chart: Chart, number: int) -> str:
+    """The colour of a line, and its dashes, which tell lines apart without colours."""
+    if not chart.ordered and len(chart.lines) <= COLOURS:
+        return f"data-c={number}"
+    return f'style="stroke:{shade(number / max(1, len(chart.lines) - 1))}"'
+
+
+def shade(share: float) -> str:
+    """From blue to orange, which the colour-blind tell apart too."""
+    ends = ((0, 114, 178), (230, 159, 0))
+    mixed = (round(a + (b - a) * share) for a, b in zip(*ends, strict=True))
+    return "#" + "".join(f"{part:02x}" for part in mixed)

@@ -1,0 +1,293 @@
+"""A run folder as a report needs it, read once and checked; nothing else of a report opens files of a run.
+
+A run that has not ended is read as far as it has come.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from maskconnect.core.arguments import fan_in_of_targets, fixed_sources
+from maskconnect.core.masks import ConnectivityMasks
+from maskconnect.core.stack import MaskedStack
+from maskconnect.core.wiring import Layout
+from maskconnect.errors import CheckpointError, ConfigError
+from maskconnect.models import build
+from maskconnect.recipes.schema import Network, Recipe
+from maskconnect.report.wires import Wires, fixed_wires, learned_wires
+from maskconnect.training.folder import CLASSES, PREDICTIONS, RunFolder
+
+WIRINGS = {"learned": "Learned", "prev": "Fixed-Prev", "full": "Fixed-Full", "random": "Fixed-Random"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epoch:
+    """A line of metrics about one epoch. What was not measured, or was not finite, is None."""
+
+    epoch: int
+    phase: str
+    lr: float
+    mask_lr: float
+    loss: float | None
+    accuracy: float | None
+    test_loss: float | None
+    test_top1: float | None
+    validation_top1: float | None
+    entropy: float | None
+    changes: int | None
+    scales: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The wiring at the end of an epoch."""
+
+    epoch: int
+    wires: Wires
+
+
+@dataclass(frozen=True)
+class Tested:
+    """What the final network said of the test images."""
+
+    label_N: Tensor
+    class_N: Tensor  # the likeliest
+    probability_N: Tensor
+    wrong: tuple[int, ...]  # the surest mistakes, of which pictures were kept
+    pictures_WCHW: Tensor | None
+
+
+@dataclass(frozen=True)
+class Run:
+    """All that a report shows of one run."""
+
+    path: Path
+    recipe: Recipe
+    summary: dict[str, Any] | None  # None: the run has not ended
+    epochs: tuple[Epoch, ...]
+    frames: tuple[Frame, ...]  # while masks were learned; the last is the wiring that is used
+    classes: tuple[str, ...]
+    tested: Tested | None
+    starts: tuple[dict[str, Any], ...]  # the environment of every start
+    written: str  # the recipe as its file says it
+
+    @property
+    def name(self) -> str:
+        """What its folder is called."""
+        return self.path.resolve().name
+
+    @property
+    def wires(self) -> Wires:
+        """The wiring now, or at the end."""
+        return self.frames[-1].wires
+
+    @property
+    def freeze(self) -> int | None:
+        """After which epoch the masks were, or will be, frozen; None where there are none."""
+        return sum(p.epochs for p in self.recipe.phase if p.mask_lr) if self.recipe.learns else None
+
+    @property
+    def length(self) -> int:
+        """How many epochs it has; so far, where it has not ended."""
+        if self.summary is not None:
+            return self.recipe.epochs
+        return max(1, self.frames[-1].epoch, *(e.epoch for e in self.epochs))
+
+    @property
+    def fan_in(self) -> int | None:
+        """K; None where blocks differ in it by more than how many candidates they have."""
+        model = self.recipe.model
+        if model.connectivity in ("learned", "random"):
+            return model.fan_in
+        counts = {len(self.wires.sources[target]) for target in self.wires.layout.targets}
+        return counts.pop() if len(counts) == 1 else None
+
+    @property
+    def wiring(self) -> str:
+        """What kind of wiring it has: `Learned, K=3`."""
+        connectivity = self.recipe.model.connectivity
+        kind = WIRINGS[connectivity] if isinstance(connectivity, str) else "Given wiring"
+        return kind if self.fan_in is None else f"{kind}, K={self.fan_in}"
+
+    @property
+    def network(self) -> str:
+        """What network it is: `ResNet-38`, `ResNeXt {29,8,8}`."""
+        model = self.recipe.model
+        if model.architecture == "resnet":
+            return f"ResNet-{model.depth}"
+        return f"ResNeXt {{{model.depth},{model.width},{model.cardinality}}}"
+
+    @cached_property
+    def block_parameters(self) -> tuple[int, ...]:
+        """How many weights each block has."""
+        return _block_parameters(replace(self.recipe.model, connectivity="full", fan_in=None))
+
+
+def find_runs(places: Sequence[Path]) -> list[Path]:
+    """The run folders that are meant: each is one itself, or a folder of some."""
+    found: list[Path] = []
+    for place in places:
+        if (place / "recipe.toml").exists():
+            found.append(place)
+            continue
+        if not place.is_dir():
+            raise ConfigError(f"{place} {'is no folder' if place.exists() else 'does not exist'}; name a run folder.")
+        inside = sorted(child.parent for child in place.glob("*/recipe.toml"))
+        if not inside:
+            raise ConfigError(f"{place} is no run folder, and there is none in it: nothing has a recipe.toml.")
+        found += inside
+    return list({path.resolve(): path for path in found}.values())
+
+
+def read_run(path: Path) -> Run:
+    """Everything of a run; an error says which file is not as it should be."""
+    folder = RunFolder(path)
+    recipe = folder.recipe()
+    layout = recipe.model.layout()
+    try:
+        summary = folder.summary() if folder.finished else None
+        if summary is not None:
+            _check_summary(summary)
+        epochs = tuple(_epochs(path / "metrics.jsonl", whole=summary is not None))
+        classes = tuple(map(str, folder.json(CLASSES))) if summary is not None else ()
+        return Run(
+            path=path,
+            recipe=recipe,
+            summary=summary,
+            epochs=epochs,
+            frames=tuple(_frames(folder, recipe, layout)),
+            classes=classes,
+            tested=_tested(folder, len(classes)) if summary is not None else None,
+            starts=tuple(_starts(path / "environment.json")),
+            written=(path / "recipe.toml").read_text(encoding="utf-8"),
+        )
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OSError) as error:
+        raise CheckpointError(
+            f"the files in {path} do not fit each other or are damaged ({_brief(error)}); use another copy of the run."
+        ) from None
+
+
+def _brief(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def _check_summary(summary: dict[str, Any]) -> None:
+    """What tables take from a summary must be numbers."""
+    wanted = [summary["test"][key] for key in ("top1", "top5")] + [summary["best"]["test"]["top1"]]
+    wanted += [summary["parameters"][key] for key in ("weights", "mask_entries", "pruned_one_step", "pruned")]
+    wanted += [summary[key] for key in ("seconds", "steps", "epochs")] + [summary["best"]["epoch"]]
+    if not all(isinstance(value, int | float) for value in wanted):
+        raise ValueError("summary.json has words where numbers should be")
+    if summary["freeze"]:
+        float(summary["freeze"]["drawn"]["top1"]), float(summary["freeze"]["frozen"]["top1"])
+
+
+def _epochs(place: Path, *, whole: bool) -> Iterator[Epoch]:
+    """The epochs of a run so far; the last line of one that is being written may be cut."""
+    lines = place.read_text(encoding="utf-8").splitlines() if place.exists() else []
+    for number, text in enumerate(lines, start=1):
+        try:
+            line = json.loads(text)
+        except ValueError:
+            if number == len(lines) and not whole:
+                return
+            raise ValueError(f"line {number} of metrics.jsonl is no JSON") from None
+        if line["kind"] == "epoch":
+            yield _epoch(line)
+
+
+def _epoch(line: dict[str, Any]) -> Epoch:
+    test, validation = line.get("test") or {}, line.get("validation") or {}
+    return Epoch(
+        epoch=int(line["epoch"]),
+        phase=str(line["phase"]),
+        lr=float(line["lr"]),
+        mask_lr=float(line["mask_lr"]),
+        loss=_number(line["loss"]),
+        accuracy=_number(line["accuracy"]),
+        test_loss=_number(test.get("loss")),
+        test_top1=_number(test.get("top1")),
+        validation_top1=_number(validation.get("top1")),
+        entropy=_number(line.get("mask_entropy")),
+        changes=None if line.get("top_changes") is None else int(line["top_changes"]),
+        scales=tuple(map(_number, line.get("activation_scales", []))),
+    )
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def _frames(folder: RunFolder, recipe: Recipe, layout: Layout) -> Iterator[Frame]:
+    """The wiring at the end of every epoch in which it was learned, and the one that was fixed."""
+    place = folder.path / "wiring.json"
+    fixed = layout.from_plain(json.loads(place.read_text()), what=str(place)) if place.exists() else None
+    candidates, model = layout.candidates(), recipe.model
+    counts = fan_in_of_targets(model.fan_in, layout, candidates)
+    if not recipe.learns:
+        sources = fixed or fixed_sources(model.connectivity, layout, candidates, counts, recipe.seed)
+        assert sources is not None
+        yield Frame(0, fixed_wires(layout, sources))
+        return
+    masks = ConnectivityMasks(layout, candidates, counts or [])
+    files, last = sorted((folder.path / "masks").glob("epoch-*.safetensors")), 0
+    if not files and fixed is None:  # the run has hardly begun
+        yield Frame(0, learned_wires(layout, candidates, masks.top().sources, masks.real.detach()))
+    for file in files:
+        real_TS = folder.tensors(f"masks/{file.name}")["stack0.real"]
+        masks.real.data.copy_(_checked(real_TS, masks.real, file))
+        last = int(file.stem.removeprefix("epoch-"))
+        yield Frame(last, learned_wires(layout, candidates, masks.top().sources, masks.real.detach()))
+    if fixed is not None:
+        yield Frame(last, learned_wires(layout, candidates, fixed, masks.real.detach()))
+
+
+def _checked(found: Tensor, like: Tensor, file: Path) -> Tensor:
+    if found.shape != like.shape:
+        raise ValueError(f"{file.name} has masks of {tuple(found.shape)} and the recipe of {tuple(like.shape)}")
+    if not bool(((found >= 0) & (found <= 1 + 1e-6)).all()):
+        raise ValueError(f"{file.name} has masks outside [0, 1]")
+    return found
+
+
+def _tested(folder: RunFolder, classes: int) -> Tested:
+    found = folder.tensors(PREDICTIONS)
+    label_N, class_NR = found["label"], found["class"]
+    both = torch.cat([label_N, class_NR[:, 0]])
+    if len(both) and not 0 <= int(both.min()) <= int(both.max()) < classes:
+        raise ValueError(f"{PREDICTIONS} names classes that {CLASSES} does not")
+    pictures = found.get("wrong_images")
+    wrong = tuple(found["wrong"].tolist())
+    if pictures is not None and (len(pictures) != len(wrong) or pictures.dtype != torch.uint8 or pictures.dim() != 4):
+        raise ValueError(f"{PREDICTIONS} has pictures of another kind")
+    if not all(0 <= index < len(label_N) for index in wrong):
+        raise ValueError(f"{PREDICTIONS} has mistakes in images that it has not")
+    return Tested(label_N, class_NR[:, 0], found["probability"][:, 0], wrong, pictures)
+
+
+def _starts(place: Path) -> list[dict[str, Any]]:
+    found: Any = []
+    with suppress(OSError, ValueError):
+        found = json.loads(place.read_text(encoding="utf-8"))
+    return [start for start in found if isinstance(start, dict)] if isinstance(found, list) else []
+
+
+@lru_cache(maxsize=32)
+def _block_parameters(model: Network) -> tuple[int, ...]:
+    with torch.device("meta"):
+        network = build(model.spec(num_classes=2, in_channels=3, seed=0))
+    stack = next(part for part in network.modules() if isinstance(part, MaskedStack))
+    return tuple(_weights(block) for block in stack.flat())
+
+
+def _weights(block: nn.Module) -> int:
+    return sum(p.numel() for p in block.parameters())

@@ -1,0 +1,100 @@
+"""A report as a folder: the page, and the figures beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from maskconnect.errors import ConfigError, MaskConnectError
+from maskconnect.report import charts, figures
+from maskconnect.report.draw import NOTE, write
+from maskconnect.report.drawing import Drawing, Panel
+from maskconnect.report.groups import groups_of
+from maskconnect.report.mistakes import confusion_of
+from maskconnect.report.page import MARK, page
+from maskconnect.report.runs import Run
+from maskconnect.report.wires import usual_wires
+from maskconnect.training.files import write_atomically
+
+PAGE, FIGURES = "index.html", "figures"
+
+
+def check_place(out: Path) -> None:
+    """An error if the report would overwrite something else, or cannot be written."""
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{out} is a file; choose another place by --out.")
+    if (out / "recipe.toml").exists():
+        raise ConfigError(f"{out} is the folder of a run; choose another place by --out.")
+    found = out / PAGE
+    if found.exists():
+        if MARK not in found.read_text(encoding="utf-8", errors="replace")[:2000]:
+            raise ConfigError(f"{found} is not a report of maskconnect; choose another place by --out.")
+    elif out.exists() and any(out.iterdir()):
+        raise ConfigError(f"{out} is not empty and holds no report; choose another place by --out.")
+
+
+def write_page(runs: Sequence[Run], out: Path) -> Path:
+    """Write the page; an older one is replaced."""
+    check_place(out)
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(out / PAGE, page(runs))
+    return out / PAGE
+
+
+def write_figures(runs: Sequence[Run], out: Path, say: Callable[[str], None]) -> list[Path]:
+    """Write the figures, in the place of older ones."""
+    folder = out / FIGURES
+    folder.mkdir(exist_ok=True)
+    for old in [*folder.glob("*.svg"), *folder.glob("*.png")]:
+        old.unlink()
+    try:
+        for figure in _figures(runs, folder):
+            say(f"drawing {figure}")
+    except MaskConnectError as error:  # without matplotlib there are the drawings as SVG
+        say(f"no further figures: {error}")
+    return sorted(folder.iterdir())
+
+
+def _figures(runs: Sequence[Run], folder: Path) -> Iterator[str]:
+    """Write the figures, one after another, and say what each is before it is drawn."""
+    names = _names(runs)
+    for run, name in zip(runs, names, strict=True):
+        write(drawing_of(run), folder / f"wiring{name}.svg")
+    groups = groups_of(runs)
+    together = [charts.fan_in(groups), charts.branching(groups), charts.readers(groups)]
+    if len(runs) > 1:
+        together.append(charts.accuracy_of_all(groups))
+    for chart in together:
+        if chart is not None and not chart.empty:
+            yield chart.key
+            figures.write_chart(chart, folder / chart.key)
+    for run, name in zip(runs, names, strict=True):
+        yield f"wiring{name}"
+        write(drawing_of(run), folder / f"wiring{name}.png")
+        if curves := charts.curves(run):
+            yield f"curves{name}"
+            figures.write_charts(curves, folder / f"curves{name}")
+        if run.tested is not None and len(run.tested.label_N):
+            yield f"confusion{name}"
+            figures.write_confusion(confusion_of(run.tested, run.classes), folder / f"confusion{name}")
+
+
+def drawing_of(run: Run) -> Drawing:
+    """The wiring of a run, beside that of the plain network (figure 4)."""
+    layout = run.wires.layout
+    usual = Panel("Fixed-Full" if layout.layered else "Fixed-Prev", usual_wires(layout))
+    panels = [Panel(run.wiring, run.wires)]
+    return Drawing(tuple(panels if run.wires.sources == usual.wires.sources else [usual, *panels]), NOTE)
+
+
+def _names(runs: Sequence[Run]) -> list[str]:
+    """What to add to the names of the files of each run: nothing where there is one run, else its folder."""
+    if len(runs) == 1:
+        return [""]
+    found: list[str] = []
+    for run in runs:
+        name = f"-{run.name}"
+        while name in found:
+            name += "-again"
+        found.append(name)
+    return found

@@ -1,0 +1,168 @@
+"""What is plotted, and what stands in tables."""
+
+import json
+import re
+import shlex
+from dataclasses import replace
+
+import pytest
+
+from maskconnect.cli.main import main
+from maskconnect.recipes import load
+from maskconnect.report import charts
+from maskconnect.report.groups import groups_of, statistic
+from maskconnect.report.plot import Axes, figure, log_ticks, plot, ticks
+from maskconnect.report.runs import find_runs, read_run
+from maskconnect.report.tables import commands, comparison, facts, paper_accuracy
+
+
+@pytest.fixture(scope="module")
+def found(folder):
+    return [read_run(path) for path in find_runs([folder])]
+
+
+def test_runs_that_differ_in_their_seed_only_are_one_group(found):
+    groups = groups_of(found)
+    assert [(group.label, [run.name for run in group.runs]) for group in groups] == [
+        ("ResNet-14, Learned, K=2", ["learned", "learned-1"]),
+        ("ResNet-14, Fixed-Prev, K=1", ["prev"]),
+        ("ResNeXt {11,4,4}, Learned, K=2", ["resnext"]),
+        ("ResNeXt {11,4,4}, Learned, K=1", ["resnext-1"]),
+    ]
+    tested = [run.summary["test"]["top1"] for run in found[:2]]
+    assert groups[0].accuracy == statistic(tested)
+    assert groups[0].accuracy.deviation == pytest.approx(abs(tested[0] - tested[1]) / 2**0.5)
+    assert groups[1].accuracy.deviation is None
+
+
+def test_groups_that_would_be_called_the_same_are_told_apart(found):
+    first = found[0]
+    longer = replace(
+        first.recipe, name="longer", phase=(replace(first.recipe.phase[0], epochs=9), *first.recipe.phase[1:])
+    )
+    labels = [group.label for group in groups_of([first, replace(first, recipe=longer)])]
+    assert labels == ["Learned, K=2 (tiny)", "Learned, K=2 (longer)"]
+
+
+def test_curves_are_the_lines_of_the_metrics(chain):
+    by_key = {chart.key: chart for chart in charts.curves(chain)}
+    assert list(by_key) == ["loss", "accuracy", "rates", "entropy", "changes", "scales"]
+    lines = [json.loads(line) for line in (chain.path / "metrics.jsonl").read_text().splitlines()]
+    epochs = [line for line in lines if line["kind"] == "epoch"]
+    train, test = by_key["loss"].lines
+    assert list(train.y) == [line["loss"] for line in epochs]
+    assert list(test.y) == [line["test"]["loss"] for line in epochs]
+    weights, masks = by_key["rates"].lines
+    assert list(weights.y) == [0.1, 0.1, 0.1, 0.1, 0.01, 0.001]
+    assert list(masks.y) == [0.3, 0.3, None, None, None, None]
+    assert list(by_key["changes"].lines[0].y) == [line.get("top_changes") for line in epochs]
+    assert list(by_key["entropy"].lines[0].y) == [line.get("mask_entropy") for line in epochs]
+    assert by_key["scales"].lines[-1].name == "output"
+    assert list(by_key["scales"].lines[-1].y) == [line["activation_scales"][-1] for line in epochs]
+    bands = [(band.name, band.start, band.end) for band in by_key["loss"].bands]
+    assert bands == [("learn", 0, 2), ("freeze", 2, 4), ("fine", 4, 5), ("finer", 5, 6)]
+
+
+def test_branching_counts_the_branches_that_reach_the_output(found):
+    chart = charts.branching(groups_of(found))
+    assert [line.name for line in chart.lines] == ["ResNeXt {11,4,4}, Learned, K=2", "ResNeXt {11,4,4}, Learned, K=1"]
+    run = found[4]
+    assert run.fan_in == 1
+    used = [len({s for row in run.wires.sources[8:] for s in row}), 4]
+    assert list(chart.lines[1].y)[-2:] == used
+    assert charts.branching(groups_of(found[:2])) is None
+
+
+def test_readers_are_means_over_seeds(found):
+    chart = charts.readers(groups_of(found))
+    counts = [[sum(k in row for row in run.wires.sources) for k in range(5)] for run in found[:2]]
+    assert list(chart.lines[0].y) == [(a + b) / 2 for a, b in zip(*counts, strict=True)]
+    assert list(chart.lines[1].y) == [1.0] * 5
+
+
+def test_fan_in_has_an_error_bar_where_there_are_seeds(found):
+    chart = charts.fan_in(groups_of(found))
+    by_name = {line.name: line for line in chart.lines}
+    learned = by_name["ResNeXt {11,4,4}, Learned"]
+    assert learned.x == (1, 2)
+    assert learned.y == tuple(run.summary["test"]["top1"] for run in (found[4], found[3]))
+    resnet = by_name["ResNet-14, Learned"]
+    assert resnet.x == (2,)
+    assert resnet.spread[0] == groups_of(found)[0].accuracy.deviation
+    assert charts.fan_in(groups_of(found[:2])) is None, "one K is no sweep"
+
+
+def test_an_unfinished_run_is_in_no_statistic(found):
+    running = replace(found[1], summary=None)
+    group = groups_of([found[0], running])[0]
+    assert group.accuracy.count == 1
+    assert "1 (+ 1 not ended)" in comparison([group])
+
+
+@pytest.mark.parametrize(
+    ("interval", "expected"),
+    [
+        ((0, 100), [0, 20, 40, 60, 80, 100]),
+        ((0, 1), [0, 0.2, 0.4, 0.6, 0.8, 1]),
+        ((55.3, 98.2), [50, 60, 70, 80, 90, 100]),
+        ((0.93, 0.997), [0.92, 0.94, 0.96, 0.98, 1]),
+        ((-3e-7, 2e-7), [-3e-7, -2e-7, -1e-7, 0, 1e-7, 2e-7]),
+    ],
+)
+def test_ticks_are_round_numbers(interval, expected):
+    assert ticks(*interval) == pytest.approx(expected)
+
+
+def test_whole_ticks_and_powers_of_ten():
+    assert ticks(0, 3, most=8, whole=True) == [0, 1, 2, 3]
+    assert ticks(0, 2000, most=8, whole=True)[-1] == 2000
+    assert log_ticks(0.0008, 0.4) == pytest.approx([0.001, 0.01, 0.1])
+    assert log_ticks(0.4, 5) == pytest.approx([0.5, 1, 2, 5])
+
+
+def test_a_plot_has_its_points_where_the_values_are():
+    line = charts.Line(name="a<b", x=(0, 1, 2), y=(1.0, None, 3.0), points=True, spread=(0.5, None, None))
+    chart = charts.Chart(key="k", title="t", x="x", y="y", lines=(line,))
+    drawn, axes = plot(chart), Axes(chart)
+    dots = re.search(r'class=dots data-c=0 d="([^"]+)"', drawn)[1]
+    assert dots == "".join(f"M{axes.at_x(x)} {axes.at_y(y)}h0" for x, y in ((0, 1.0), (2, 3.0)))
+    assert drawn.count("class=bar") == 1
+    assert axes.at_y(1.0) > axes.at_y(3.0)
+    assert "a<b" not in figure(replace(chart, lines=(line, line)))
+    assert "a&lt;b" in figure(replace(chart, lines=(line, line)))
+
+
+@pytest.mark.parametrize("y", [(5.0, 5.0), (0.0, 0.0), (1e-9, 1e9), (7.0, None)])
+def test_any_values_make_a_plot(y):
+    for log in (False, True):
+        line = charts.Line(name="a", x=(1, 2), y=y)
+        drawn = plot(charts.Chart(key="k", title="t", x="x", y="y", lines=(line,), log=log))
+        assert "nan" not in drawn
+        assert "inf" not in drawn
+
+
+def test_tables_have_the_numbers_of_the_summary_and_of_the_paper(chain):
+    shown = dict(facts(chain))
+    summary = chain.summary
+    assert shown["test accuracy, last epoch"] == f"{summary['test']['top1']:.2f} %"
+    assert (
+        shown[f"best epoch, {summary['best']['epoch']} (chosen on test)"] == f"{summary['best']['test']['top1']:.2f} %"
+    )
+    assert shown["parameters"] == f"{summary['parameters']['weights']:,}"
+    assert shown["after pruning"] == f"{summary['parameters']['pruned']:,}"
+    paper = load("paper/cifar100-resnet38-learned").paper
+    assert paper_accuracy(paper) == "70.40"
+    assert paper_accuracy(load("paper/cifar100-resnext29-8-8-learned-k4").paper) == "75.89 (mean 75.77 ± 0.12)"
+    with_paper = replace(chain, recipe=replace(chain.recipe, paper=paper))
+    assert ("the paper, table 1", "70.40 %") in facts(with_paper)
+    assert "70.40" in comparison(groups_of([with_paper]))
+
+
+def test_the_command_makes_the_run_again(chain, tmp_path):
+    typed = shlex.split(dict(commands(chain))["the same run again"])
+    assert typed[:2] == ["maskconnect", "train"]
+    words = [str(tmp_path / "again") if word == f"{chain.path}-again" else word for word in typed[1:]]
+    assert main(words) == 0
+    again = read_run(tmp_path / "again")
+    assert again.summary["test"] == chain.summary["test"]
+    assert again.wires.sources == chain.wires.sources
