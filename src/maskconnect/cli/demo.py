@@ -59,7 +59,8 @@ def run(args: argparse.Namespace) -> int:
     for folder in folders:
         print(f"  {folder}")
     print("\nNext:")
-    for words in (f"prune {folders[-1]} --out slim", f"evaluate {folders[-1]}", "recipes", "train --help"):
+    look = f"report {' '.join(map(str, folders))} --out report"
+    for words in (look, f"prune {folders[-1]} --out slim", f"evaluate {folders[-1]}", "recipes", "train --help"):
         print(f"  {train.program()} {words}")
     return 0
 

@@ -120,7 +120,9 @@ def accuracy_of_all(groups: Sequence[Group]) -> Chart:
     lines = tuple(_over_epochs(group, lambda e: e.test_top1) for group in groups)
     bands = {bands_of(run) for group in groups for run in group.runs}
     same = bands.pop() if len(bands) == 1 else ()
-    return Chart(key="accuracies", title="Test accuracy", x="epoch", y="%", lines=lines, bands=same)
+    several = any(value is not None for line in lines for value in line.spread)
+    note = "Shades are standard deviations over seeds." if several else ""
+    return Chart(key="accuracies", title="Test accuracy", x="epoch", y="%", lines=lines, bands=same, note=note)
 
 
 def _over_epochs(group: Group, value: Callable[[Epoch], float | None]) -> Line:

@@ -18,7 +18,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b3508b", "#c98a00", "#3a9bd9", "#6e7781", "#8a5a2b")
-DASHES = ("-", (0, (5, 2)), (0, (1, 1.6)), (0, (6, 2, 1.5, 2)), (0, (3, 1.5)), "-", "-", "-")
+DASHES = (
+    "-",
+    (0, (5, 2)),
+    (0, (1, 1.6)),
+    (0, (6, 2, 1.5, 2)),
+    (0, (3, 1.5)),
+    (0, (8, 1.5)),
+    (0, (0.6, 1)),
+    (0, (8, 1.5, 1.5, 1.5)),
+)
 INK, SOFT, FAINT, RULE, SHADE = "#1f2328", "#57606a", "#8c959f", "#d0d7de", "#f3f5f7"
 PIXELS = 100
 """Of a drawing, to the inch; PNG files have twice as many."""
@@ -52,7 +61,7 @@ STYLE: dict[str, Any] = {
 
 def write_chart(chart: Chart, place: Path) -> list[Path]:
     """One chart; `place` has no suffix."""
-    return write_charts([chart], place, columns=1, size=(4.8, 3.1))
+    return write_charts([chart], place, columns=1, size=(4.8 + 1.9 * _crowded(chart), 3.1))
 
 
 def write_charts(
@@ -68,6 +77,8 @@ def write_charts(
         figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
         for number, chart in enumerate(charts):
             _chart(figure.add_subplot(rows, columns, number + 1), chart)
+        if len(charts) == 1 and charts[0].note:
+            figure.supxlabel(charts[0].note, fontsize=7, color=SOFT, x=0.01, ha="left")
         return _save(figure, place)
 
 
@@ -85,11 +96,18 @@ def _chart(axes: Axes, chart: Chart) -> None:
         axes.set_yscale("log")
     if chart.bands:
         axes.set_xlim(0, chart.bands[-1].end)
+    if axes.get_ylim()[0] < 0 <= min(y for line in chart.lines for y in line.y if y is not None):
+        axes.set_ylim(bottom=0)  # no bar leads below 0
     axes.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
     axes.set(title=chart.title, xlabel=chart.x, ylabel=chart.y)
     if len(chart.lines) > 1:
-        aside: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)} if len(chart.lines) > 3 else {}
+        aside: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)} if _crowded(chart) else {}
         axes.legend(handlelength=2.4, **aside)
+
+
+def _crowded(chart: Chart) -> bool:
+    """Whether the legend has to stand beside the lines."""
+    return len(chart.lines) > 3
 
 
 def _steep(chart: Chart) -> bool:

@@ -30,7 +30,8 @@ class Axes:
             self.y = min(ys) / 1.15, max(ys) * 1.15
             self.y_ticks = log_ticks(*self.y)
         else:
-            low, high = _padded(min(ys), max(ys))
+            least = min(y for line in chart.lines for y in line.y if y is not None)
+            low, high = _padded(max(0.0, min(ys)) if least >= 0 else min(ys), max(ys))  # no bar leads below 0
             self.y_ticks = ticks(low, high)
             self.y = min(low, self.y_ticks[0]), max(high, self.y_ticks[-1])
         self.x_ticks = [tick for tick in ticks(*self.x, most=8, whole=True) if self.x[0] <= tick <= self.x[1]]
@@ -148,8 +149,12 @@ def _line(line: Line, look: str, axes: Axes) -> Iterator[str]:
     known = [(axes.at_x(x), y, s) for x, y, s in zip(line.x, line.y, spread, strict=True) if y is not None]
     for x, y, deviation in known:
         if deviation and line.points:
-            top, bottom = axes.at_y(y + deviation), axes.at_y(y - deviation)
+            top, bottom = axes.at_y(y + deviation), axes.at_y(max(axes.y[0], y - deviation))
             yield f'<path class=bar {look} d="M{x - 3} {top}h6M{x} {top}V{bottom}M{x - 3} {bottom}h6"/>'
+    if not line.points and any(s for _, _, s in known):
+        above = [f"{x} {axes.at_y(y + (s or 0))}" for x, y, s in known]
+        below = [f"{x} {axes.at_y(max(axes.y[0], y - (s or 0)))}" for x, y, s in reversed(known)]
+        yield f'<path class=area {look} d="M{"L".join(above + below)}z"/>'
     path = "".join(f"{'L' if i else 'M'}{x} {axes.at_y(y)}" for i, (x, y, _) in enumerate(known))
     yield f'<path class=line {look} d="{path}"/>'
     if line.points or len(known) == 1:
@@ -161,7 +166,8 @@ def _look(chart: Chart, number: int) -> str:
     """The colour of a line, and its dashes, which tell lines apart without colours."""
     if not chart.ordered and len(chart.lines) <= COLOURS:
         return f"data-c={number}"
-    return f'style="stroke:{shade(number / max(1, len(chart.lines) - 1))}"'
+    colour = shade(number / max(1, len(chart.lines) - 1))
+    return f'style="stroke:{colour};color:{colour}"'
 
 
 def shade(share: float) -> str:

@@ -61,7 +61,7 @@ def _mean(group: Group, value: Any, digits: int = 2) -> str:
     if not known:
         return ""
     s = statistic(known)
-    spread = f" ± {s.deviation:,.{digits}f}" if s.deviation else ""
+    spread = "" if s.deviation is None or not (digits or s.deviation) else f" ± {s.deviation:,.{digits}f}"
     return f"{s.mean:,.{digits}f}{spread}"
 
 
