@@ -19,7 +19,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 def find() -> str | None:
     """The browser, if there is one."""
     named = os.environ.get("MASKCONNECT_BROWSER")
-    return named or next((path for name in NAMES if (path := shutil.which(name))), None)
+    return shutil.which(named) if named else next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
 def main() -> int:

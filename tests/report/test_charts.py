@@ -11,7 +11,7 @@ from maskconnect.cli.main import main
 from maskconnect.recipes import load
 from maskconnect.report import charts
 from maskconnect.report.groups import groups_of, statistic
-from maskconnect.report.plot import Axes, figure, log_ticks, plot, ticks
+from maskconnect.report.plot import Axes, figure, log_ticks, plot, tick_texts, ticks
 from maskconnect.report.runs import find_runs, read_run
 from maskconnect.report.tables import commands, comparison, facts, paper_accuracy
 
@@ -41,7 +41,7 @@ def test_groups_that_would_be_called_the_same_are_told_apart(found):
         first.recipe, name="longer", phase=(replace(first.recipe.phase[0], epochs=9), *first.recipe.phase[1:])
     )
     labels = [group.label for group in groups_of([first, replace(first, recipe=longer)])]
-    assert labels == ["Learned, K=2 (tiny)", "Learned, K=2 (longer)"]
+    assert labels == ["Learned, K=2 (phase.learn.epochs=2)", "Learned, K=2 (phase.learn.epochs=9)"]
 
 
 def test_curves_are_the_lines_of_the_metrics(chain):
@@ -94,9 +94,33 @@ def test_fan_in_has_an_error_bar_where_there_are_seeds(found):
 
 def test_an_unfinished_run_is_in_no_statistic(found):
     running = replace(found[1], summary=None)
-    group = groups_of([found[0], running])[0]
-    assert group.accuracy.count == 1
-    assert "1 (+ 1 not ended)" in comparison([group])
+    both, alone = groups_of([found[0], running]), groups_of([found[0]])
+    assert both[0].accuracy.count == 1
+    assert "1 (+ 1 not ended)" in comparison(both)
+    for chart in (charts.accuracy_of_all, charts.readers):
+        assert chart(both) == chart(alone)
+    branches = [replace(found[3], summary=None), found[3]]
+    assert charts.branching(groups_of(branches)) == charts.branching(groups_of([found[3]]))
+    assert [group.label for group in groups_of([running])] == ["Learned, K=2, not ended"]
+
+
+def test_a_seed_counts_once(found):
+    groups = groups_of([found[0], found[0], found[1]])
+    assert groups[0].accuracy == statistic([run.summary["test"]["top1"] for run in found[:2]])
+    assert "2 (+ 1 of the same seed, left out)" in comparison(groups)
+    assert groups_of([found[0], found[0]])[0].accuracy.deviation is None
+
+
+def test_a_sweep_of_k_never_mixes_recipes(found):
+    def other(run, momentum, seed):
+        return replace(
+            run, recipe=replace(run.recipe, seed=seed, training=replace(run.recipe.training, momentum=momentum))
+        )
+
+    chart = charts.fan_in(groups_of([other(run, m, 0) for run in found[3:] for m in (0.9, 0.5)]))
+    assert [line.name for line in chart.lines] == ["Learned (training.momentum=0.9)", "Learned (training.momentum=0.5)"]
+    assert all(line.x == (1, 2) and line.spread == (None, None) for line in chart.lines)
+    assert "Bars" not in chart.note
 
 
 @pytest.mark.parametrize(
@@ -111,6 +135,15 @@ def test_an_unfinished_run_is_in_no_statistic(found):
 )
 def test_ticks_are_round_numbers(interval, expected):
     assert ticks(*interval) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("y", [(1e6, 1e6 + 1), (1e-12, 2e-12), (1e17, 1e17), (-1e29, 1e29), (0, 1)])
+def test_ticks_can_be_told_apart(y):
+    line = charts.Line(name="a", x=(1, 2), y=y)
+    axes = Axes(charts.Chart(key="k", title="t", x="x", y="y", lines=(line,)))
+    texts = tick_texts(axes.y_ticks)
+    assert len(set(texts)) == len(texts) > 1
+    assert [float(text) for text in texts] == pytest.approx(axes.y_ticks)
 
 
 def test_whole_ticks_and_powers_of_ten():

@@ -89,6 +89,12 @@ def test_rewired_models_and_the_papers_networks_are_drawn():
         ElementTree.fromstring(mc.draw(network).svg)
 
 
+def test_the_title_tells_fan_ins_that_differ():
+    modules = [torch.nn.Identity() for _ in range(5)]
+    assert "being learned, K=1 to 3<" in mc.draw(mc.MaskedStack(modules, fan_in=[1, 1, 3, 1])).svg
+    assert "being learned, K=3<" in mc.draw(mc.MaskedStack(modules, fan_in=3)).svg
+
+
 def test_a_single_module_is_drawn():
     svg = mc.draw(mc.MaskedStack([torch.nn.Identity()], fan_in=1)).svg
     assert svg.count('class="block"') == 1
@@ -101,6 +107,8 @@ def test_a_single_module_is_drawn():
         ("a model", None, "model is a str"),
         (learned(), "wiring.pdf", r"path is 'wiring.pdf'; a drawing is written as .svg or .png"),
         (learned(), "wiring", "path is 'wiring'"),
+        (learned(), "nowhere/wiring.svg", "nowhere/wiring.svg cannot be written: No such file"),
+        (learned().to("meta"), None, "the masks are on the meta device"),
     ],
 )
 def test_a_mistake_is_one_sentence(model, path, sentence):

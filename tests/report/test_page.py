@@ -230,7 +230,8 @@ def test_plots_tell_the_values_of_the_metrics(visit, chain):
 def test_confusion_classes_and_mistakes_are_those_of_the_predictions(visit, chain):
     page = visit(chain)
     tested = chain.tested
-    cells = json.loads(page.locator(".matrix").get_attribute("data-matrix"))["cells"]
+    flat = json.loads(page.locator(".matrix").get_attribute("data-matrix"))["cells"]
+    cells = list(zip(flat[::3], flat[1::3], flat[2::3], strict=True))
     assert sum(count for _, _, count in cells) == len(tested.label_N) == 60
     right = sum(count for truth, said, count in cells if truth == said)
     assert right == int((tested.label_N == tested.class_N).sum())
@@ -289,9 +290,61 @@ def test_a_run_that_has_not_ended_is_shown_as_far_as_it_has_come(visit, folder, 
     (place / "metrics.jsonl").write_text("".join(lines[: first + 1]) + lines[first + 1][:30])
     page = visit(read_run(place))
     assert "epoch 1 of 6" in page.locator(".facts").inner_text()
-    assert page.locator("output").inner_text() == "epoch 1 of 1: learning"
+    assert page.locator("output").inner_text() == "epoch 1 of 6: learning"
+    assert page.locator(".phases span").all_inner_texts() == ["learn"]
+    assert page.locator(".phases i").count() == 0
     shutil.rmtree(place / "masks")
     (place / "metrics.jsonl").unlink()
-    page = visit(read_run(place))
-    assert "not yet tested" in page.locator(".facts").inner_text()
-    assert len(drawn(page)) == 9
+    for width in (360, 1240):
+        page = visit(read_run(place), viewport={"width": width, "height": 740})
+        assert "not yet tested" in page.locator(".facts").inner_text()
+        assert "epoch 0 of 6" in page.locator(".facts").inner_text()
+        assert page.locator("output").inner_text() == "epoch 0 of 6: learning"
+        assert len(drawn(page)) == 9
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+
+
+def test_the_panel_is_seen_on_a_phone_and_moves_nothing(visit, large):
+    page = visit(large[0], viewport={"width": 360, "height": 740}, has_touch=True)
+    for k in (0, 40, 100):
+        block = page.locator(f".wiring .block[data-k='{k}']")
+        block.evaluate("b => b.scrollIntoView({ block: 'center' })")
+        before = block.bounding_box()
+        block.tap()
+        assert block.bounding_box() == before
+        panel = page.locator(".panel").bounding_box()
+        assert panel["y"] >= 0
+        assert panel["y"] + panel["height"] <= 741
+        assert page.locator(".panel h4").inner_text() == f"block {k}"
+
+
+def test_a_long_tip_stays_in_the_window(visit, folder, tmp_path):
+    place = tmp_path / "long"
+    shutil.copytree(folder / "learned", place)
+    (place / "final/classes.json").write_text(json.dumps([f"{k}" + "long" * 30 for k in range(10)]))
+    page = visit(read_run(place), viewport={"width": 360, "height": 400})
+    page.locator(".matrix").hover(position={"x": 300, "y": 300})
+    tip = page.locator("#tip").bounding_box()
+    assert tip["x"] >= 0
+    assert tip["x"] + tip["width"] <= 360
+    assert tip["y"] + tip["height"] <= 400
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+
+
+def test_a_run_that_is_no_longer_shown_stops_playing(visit, chain, layered):
+    page = visit(chain, layered)
+    page.locator(f"{SHOWN} .play").click()
+    page.locator("#choose").select_option("1")
+    before = page.locator(".run").first.locator(".wiring").get_attribute("data-epoch")
+    page.wait_for_timeout(900)
+    assert page.locator(".run").first.locator(".wiring").get_attribute("data-epoch") == before
+
+
+def test_epochs_that_are_left_out_are_said_to_be(visit, large):
+    page = visit(large[2])
+    kept = [epoch for epoch, _ in json.loads(page.locator("#runs").text_content())[0]["frames"]]
+    assert kept[:2] == [0, 4]
+    slide(page, 3)
+    assert page.locator("output").inner_text() == "epoch 3 of 37: learning (wiring of epoch 0)"
+    slide(page, 4)
+    assert page.locator("output").inner_text() == "epoch 4 of 37: learning"

@@ -24,7 +24,7 @@ def test_frames_are_the_masks_of_every_epoch_and_end_in_the_wiring_of_the_run(fo
         layer, _ = run.wires.layout.places[edge.target]
         at = edge.source - run.wires.layout.layers[layer - 1].start
         assert edge.value == pytest.approx(float(share_TS[edge.target - 4, at]), abs=1e-6)
-        assert edge.strength == pytest.approx(min(1, 2 * edge.value))
+        assert edge.strength == pytest.approx(1 - (1 - edge.value) ** 2)
 
 
 def test_blocks_have_the_parameters_of_the_network(folder):
@@ -88,6 +88,8 @@ DAMAGE = {
     "a summary that is cut": lambda run: cut(run / "summary.json"),
     "a summary of words": lambda run: change(run / "summary.json", "test", {"top1": "good", "top5": "better"}),
     "a summary without a part": lambda run: change(run / "summary.json", "parameters", {}),
+    "a summary without its overhead": lambda run: change(run / "summary.json", "learning_over_fixed", "fast"),
+    "a summary without what chose": lambda run: change(run / "summary.json", "best", {"epoch": 1, "test": {"top1": 1}}),
     "a summary that is a list": lambda run: (run / "summary.json").write_text("[]"),
     "metrics that are cut": lambda run: cut(run / "metrics.jsonl"),
     "metrics of another kind": lambda run: (run / "metrics.jsonl").write_text("[1, 2]\n"),
@@ -121,6 +123,24 @@ def test_a_damaged_run_is_one_sentence(folder, tmp_path, type_in, how):
     assert "Traceback" not in errors
     assert str(place) in errors
     assert not (tmp_path / "out").exists()
+
+
+def test_masks_of_epochs_that_a_run_will_see_again_are_not_shown(folder, tmp_path):
+    place = tmp_path / "run"
+    shutil.copytree(folder / "learned", place)
+    for name in ("summary.json", "wiring.json", "metrics.jsonl"):
+        (place / name).unlink()
+    assert [frame.epoch for frame in read_run(place).frames] == [0]
+
+
+def test_numbers_that_are_none_are_left_out(folder, tmp_path):
+    place = tmp_path / "run"
+    shutil.copytree(folder / "learned", place)
+    lines = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["loss"] = {1: float("nan"), 2: None, 3: 1e300}.get(line["epoch"], 1.0)
+    (place / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert [e.loss for e in read_run(place).epochs] == [None, None, None, 1.0, 1.0, 1.0]
 
 
 def test_an_environment_that_cannot_be_read_is_no_reason_to_show_nothing(folder, tmp_path):

@@ -4,6 +4,9 @@ import shutil
 
 import pytest
 
+from maskconnect.report.runs import read_run
+from maskconnect.report.write import write_figures
+
 
 def test_one_run_goes_beside_its_files(folder, type_in, tmp_path):
     place = tmp_path / "run"
@@ -26,11 +29,51 @@ def test_a_report_is_replaced_and_its_old_figures_go(folder, type_in, tmp_path):
     out = tmp_path / "out"
     assert type_in("report", folder / "learned", folder / "prev", "--out", out)[0] == 0
     assert (out / "figures/wiring-prev.svg").exists()
-    (out / "figures/notes.txt").write_text("mine")
+    for name in ("notes.txt", "mine.png"):
+        (out / "figures" / name).write_text("mine")
     assert type_in("report", folder / "learned", "--out", out)[0] == 0
     assert not (out / "figures/wiring-prev.svg").exists()
     assert (out / "figures/wiring.svg").exists()
-    assert (out / "figures/notes.txt").read_text() == "mine"
+    for name in ("notes.txt", "mine.png"):
+        assert (out / "figures" / name).read_text() == "mine"
+    assert type_in("report", folder / "prev", "--out", out, "--no-figures")[0] == 0
+    assert sorted(path.name for path in (out / "figures").iterdir()) == ["mine.png", "notes.txt"]
+
+
+def test_a_report_that_is_stopped_leaves_the_older_figures(folder, type_in, tmp_path):
+    out = tmp_path / "out"
+    assert type_in("report", folder / "learned", "--out", out)[0] == 0
+    before = {path: path.read_bytes() for path in (out / "figures").iterdir()}
+
+    def stop(what):
+        if what == "drawing curves":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_figures([read_run(folder / "resnext")], out, stop)
+    assert {path: path.read_bytes() for path in (out / "figures").iterdir()} == before
+    assert sorted(path.name for path in out.iterdir()) == ["figures", "index.html"]
+
+
+def test_runs_may_have_any_names(folder, type_in, tmp_path):
+    names = ["run", "x" * 240, "run\udcff", "$\\frac$ <b>"]
+    for name in names:
+        shutil.copytree(folder / "prev", tmp_path / "runs" / name)
+    shutil.copytree(folder / "prev", tmp_path / "other/run")
+    code, _, errors = type_in("report", "runs", "other/run", "--out", "out")
+    assert code == 0, errors
+    drawn = list((tmp_path / "out/figures").glob("wiring*.svg"))
+    assert len(drawn) == 5
+    page = (tmp_path / "out/index.html").read_text()
+    assert "seed 0 — runs/run<" in page
+    assert "seed 0 — other/run<" in page
+
+
+def test_a_place_that_cannot_be_written_is_said_before_the_work(folder, type_in, tmp_path):
+    (tmp_path / "file").write_text("x")
+    code, said, errors = type_in("report", folder / "learned", "--out", tmp_path / "file/report")
+    assert (code, said, errors.count("\n")) == (2, "", 1)
+    assert "cannot be written" in errors
 
 
 def test_the_same_runs_give_the_same_page(folder, type_in, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,8 +60,14 @@ def run(args: argparse.Namespace) -> int:
     for folder in folders:
         print(f"  {folder}")
     print("\nNext:")
-    look = f"report {' '.join(map(str, folders))} --out report"
-    for words in (look, f"prune {folders[-1]} --out slim", f"evaluate {folders[-1]}", "recipes", "train --help"):
+    look, last = shlex.join(map(str, folders)), shlex.quote(str(folders[-1]))
+    for words in (
+        f"report {look} --out report",
+        f"prune {last} --out slim",
+        f"evaluate {last}",
+        "recipes",
+        "train --help",
+    ):
         print(f"  {train.program()} {words}")
     return 0
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from maskconnect.cli.verb import add_verb
+from maskconnect.cli.verb import add_verb, check_writable
 from maskconnect.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -111,9 +110,7 @@ def _check_place(out: Path, *, overwrite: bool) -> None:
             raise ConfigError(f"{out} exists and holds something else; choose another place by --out.")
         if not overwrite:
             raise ConfigError(f"{out} exists; choose another place by --out, or replace what is in it by --overwrite.")
-    parent = next(place for place in (out, *out.absolute().parents) if place.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise ConfigError(f"{out} cannot be written, because {parent} cannot; choose another place by --out.")
+    check_writable(out)
 
 
 def _batches(text: str) -> tuple[int, ...]:

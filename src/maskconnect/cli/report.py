@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from maskconnect.cli.verb import add_verb
+from maskconnect.cli.verb import add_verb, check_writable
 
 EXAMPLE = """report runs/quick-digits-seed0
   maskconnect report runs/demo --out report           every run in a folder, side by side
@@ -28,17 +28,22 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
 def run(args: argparse.Namespace) -> None:
     """Read the runs, write the report, say where it is."""
     from maskconnect.report.runs import find_runs, read_run
-    from maskconnect.report.write import check_place, write_figures, write_page
+    from maskconnect.report.write import check_place, remove_figures, write_figures, write_page
 
     found = find_runs(args.runs)
     out = args.out or (found[0] / "report" if len(found) == 1 else Path("report"))
     check_place(out)
+    check_writable(out)
     read = []
     for number, path in enumerate(found, start=1):
         _say(f"reading {number}/{len(found)}: {path}")
         read.append(read_run(path))
     page = write_page(read, out)
-    figures = [] if args.no_figures else write_figures(read, out, _say)
+    figures = []
+    if args.no_figures:
+        remove_figures(out)
+    else:
+        figures = write_figures(read, out, _say)
     size = f"{page.stat().st_size / 1e6:.2f} MB"
     print(f"{page}  ({len(read)} run{'s' * (len(read) > 1)}, {size})")
     if figures:

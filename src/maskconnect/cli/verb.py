@@ -1,10 +1,14 @@
-"""Verbs of the command line, each with a help that has an example."""
+"""What verbs of the command line have in common: a help that has an example, a place to write to."""
 
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+from maskconnect.errors import ConfigError
 
 
 def add_verb(
@@ -20,3 +24,10 @@ def add_verb(
     assert isinstance(verb, argparse.ArgumentParser)
     verb.set_defaults(run=run)
     return verb
+
+
+def check_writable(out: Path) -> None:
+    """An error if a folder could not be made or written; better now than after the work."""
+    parent = next(place for place in (out, *out.absolute().parents) if place.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise ConfigError(f"{out} cannot be written, because {parent} cannot; choose another place by --out.")

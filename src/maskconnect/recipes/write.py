@@ -63,3 +63,18 @@ def _toml(value: Any) -> str:
         # A TOML text is a JSON text, but for DEL.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(value)
+
+
+def assignments(written: str) -> dict[str, str]:
+    """The fields of a written recipe, by the names that `--set` has for them."""
+    found: dict[str, str] = {}
+    table = ""
+    for line in written.splitlines():
+        key, equals, value = line.partition(" = ")
+        if line.startswith("["):
+            table = line.strip("[]") + "."
+        elif equals and not line.startswith("#"):
+            if table.startswith("phase.") and key == "name":
+                table = f"phase.{json.loads(value)}."
+            found[table + key] = value
+    return found

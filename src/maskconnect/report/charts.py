@@ -14,7 +14,7 @@ MOST_SCALES = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """A line, or points, of a plot; a y of None is a gap."""
+    """A line, or points, of a plot; where y is None there is no point."""
 
     name: str
     x: tuple[float, ...]
@@ -120,18 +120,22 @@ def accuracy_of_all(groups: Sequence[Group]) -> Chart:
     lines = tuple(_over_epochs(group, lambda e: e.test_top1) for group in groups)
     bands = {bands_of(run) for group in groups for run in group.runs}
     same = bands.pop() if len(bands) == 1 else ()
-    several = any(value is not None for line in lines for value in line.spread)
-    note = "Shades are standard deviations over seeds." if several else ""
+    note = "Shades are standard deviations over seeds." * _seeds(lines)
     return Chart(key="accuracies", title="Test accuracy", x="epoch", y="%", lines=lines, bands=same, note=note)
 
 
 def _over_epochs(group: Group, value: Callable[[Epoch], float | None]) -> Line:
     at: dict[int, list[float]] = {}
-    for run in group.runs:
+    for run in group.shown:
         for e in run.epochs:
             if (found := value(e)) is not None:
                 at.setdefault(e.epoch, []).append(found)
     return _line(group.label, sorted(at.items()))
+
+
+def _seeds(lines: Iterable[Line]) -> bool:
+    """Whether any value is that of several seeds."""
+    return any(value is not None for line in lines for value in line.spread)
 
 
 def _line(name: str, values: Iterable[tuple[float, list[float]]], *, points: bool = False) -> Line:
@@ -169,7 +173,7 @@ def branching(groups: Sequence[Group]) -> Chart | None:
 
 
 def _by_depth(group: Group) -> list[tuple[int, ...]]:
-    return list(zip(*(run.wires.active_by_layer for run in group.runs), strict=True))
+    return list(zip(*(run.wires.active_by_layer for run in group.shown), strict=True))
 
 
 def readers(groups: Sequence[Group]) -> Chart | None:
@@ -177,7 +181,7 @@ def readers(groups: Sequence[Group]) -> Chart | None:
     chains = [group for group in groups if not group.first.wires.layout.layered]
     lines = []
     for group in chains:
-        each = zip(*(run.wires.readers for run in group.runs), strict=True)
+        each = zip(*(run.wires.readers for run in group.shown), strict=True)
         values = [(float(block), list(map(float, at))) for block, at in enumerate(each)]
         lines.append(_line(group.label, values[:-1], points=True))  # the last block feeds the output
     if not any(line.x for line in lines):
@@ -199,17 +203,17 @@ def fan_in(groups: Sequence[Group]) -> Chart | None:
         k = group.first.fan_in
         if k is None or group.accuracy is None:
             continue
-        kind = group.label.replace(f", K={k}", "").split(" (")[0]
         for run in group.ended:
             assert run.summary is not None
-            by_kind.setdefault(kind, {}).setdefault(k, []).append(run.summary["test"]["top1"])
+            by_kind.setdefault(group.kind, {}).setdefault(k, []).append(run.summary["test"]["top1"])
     if len({k for found in by_kind.values() for k in found}) < 2 or max(map(len, by_kind.values())) < 2:
         return None
+    lines = tuple(_line(kind, sorted(found.items()), points=True) for kind, found in by_kind.items())
     return Chart(
         key="fan-in",
         title="Test accuracy against fan-in",
         x="fan-in K",
         y="test accuracy, %",
-        lines=tuple(_line(kind, sorted(found.items()), points=True) for kind, found in by_kind.items()),
-        note="Accuracy is that of the last epoch. Bars are standard deviations over seeds.",
+        lines=lines,
+        note="Accuracy is that of the last epoch." + " Bars are standard deviations over seeds." * _seeds(lines),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from maskconnect.errors import need
 from maskconnect.report.charts import Chart, Line
 from maskconnect.report.drawing import HEAD, LABEL, MARGIN, Drawing, Panel, daylight, opacity, thickness
-from maskconnect.report.mistakes import FEW, Confusion
+from maskconnect.report.mistakes import FEW, Confusion, short
 from maskconnect.report.plot import shade
 
 if TYPE_CHECKING:
@@ -31,6 +32,9 @@ DASHES = (
 INK, SOFT, FAINT, RULE, SHADE = "#1f2328", "#57606a", "#8c959f", "#d0d7de", "#f3f5f7"
 PIXELS = 100
 """Of a drawing, to the inch; PNG files have twice as many."""
+
+MOST_PIXELS = 30_000
+"""Of the longer side of a PNG: above 65,536 matplotlib gives up, and viewers sooner."""
 
 STYLE: dict[str, Any] = {
     "font.size": 9,
@@ -55,6 +59,7 @@ STYLE: dict[str, Any] = {
     "ytick.major.size": 0,
     "legend.frameon": False,
     "legend.fontsize": 8,
+    "text.parse_math": False,  # a class may be called $x$
     "svg.hashsalt": "maskconnect",  # the same figure gives the same file
 }
 
@@ -85,7 +90,7 @@ def write_charts(
 def _chart(axes: Axes, chart: Chart) -> None:
     for number, band in enumerate(chart.bands):
         if number % 2 == 0:
-            axes.axvspan(band.start, band.end, color=SHADE, linewidth=0)
+            axes.axvspan(band.start, band.end, color=SHADE, linewidth=0, zorder=0)
         if band.end - band.start > 0.012 * len(band.name) * chart.bands[-1].end:
             middle = (band.start + band.end) / 2
             at: dict[str, Any] = {"xy": (middle, 1), "xycoords": axes.get_xaxis_transform(), "xytext": (0, 3)}
@@ -117,7 +122,7 @@ def _steep(chart: Chart) -> bool:
 
 def _look(chart: Chart, number: int) -> tuple[str, Any]:
     if chart.ordered or len(chart.lines) > len(COLOURS):
-        return shade(number / max(1, len(chart.lines) - 1)), "-"
+        return shade(number / max(1, len(chart.lines) - 1)), "-" if chart.ordered else DASHES[number % len(DASHES)]
     return COLOURS[number], DASHES[number]
 
 
@@ -139,10 +144,10 @@ def write_confusion(confusion: Confusion, place: Path) -> list[Path]:
     mpl = need("matplotlib", extra="plots")
     from matplotlib.figure import Figure
 
-    classes, few = confusion.classes, len(confusion.classes) <= FEW
+    classes, few = [short(name) for name in confusion.classes], len(confusion.classes) <= FEW
     share_TP = confusion.count_TP / confusion.count_TP.sum(dim=1, keepdim=True).clamp(min=1)
     with mpl.rc_context({**STYLE, "axes.grid": False, "axes.titlepad": 8, "axes.spines.bottom": False}):
-        side = max(3.6, 0.36 * len(classes) + 1.2) if few else 6.0
+        side = max(3.6, 0.36 * len(classes) + 1.2 + 0.08 * max(map(len, classes))) if few else 6.0
         figure = Figure(figsize=(side, side), layout="constrained")
         axes = figure.add_subplot()
         axes.imshow(share_TP.sqrt().numpy(), cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
@@ -170,7 +175,8 @@ def write_drawing(drawing: Drawing, place: Path) -> None:
         for x, panel in drawing.places():
             _panel(axes, panel, x, MARGIN)
         axes.text(MARGIN, drawing.height - 12, drawing.note, fontsize=7.5, color=SOFT)
-        figure.savefig(place, dpi=2 * PIXELS, facecolor="white")
+        most = MOST_PIXELS * PIXELS / max(drawing.width, drawing.height)
+        figure.savefig(place, dpi=min(2 * PIXELS, most), facecolor="white")
 
 
 def _panel(axes: Axes, panel: Panel, x: float, y: float) -> None:
@@ -228,6 +234,8 @@ def _stroke(axes: Axes, drawn: str, x: float, y: float, **look: Any) -> None:
 
 def _save(figure: Figure, place: Path) -> list[Path]:
     written = [place.with_name(f"{place.name}.{kind}") for kind in ("svg", "png")]
-    figure.savefig(written[0], metadata={"Date": None})
-    figure.savefig(written[1], dpi=2 * PIXELS)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # it shows a box in its place
+        figure.savefig(written[0], metadata={"Date": None})
+        figure.savefig(written[1], dpi=2 * PIXELS)
     return written

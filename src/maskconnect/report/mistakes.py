@@ -53,20 +53,22 @@ def confusion_of(tested: Tested, classes: tuple[str, ...]) -> Confusion:
 def matrix(confusion: Confusion) -> str:
     """The matrix as SVG for the page: a row a true class, a column a predicted one, darker where more are."""
     size, few = len(confusion.classes), len(confusion.classes) <= FEW
-    cell = 26 if few else max(1, 520 // size)
-    names = [_short(name) for name in confusion.classes]
-    margin = 24 + (7 * max(map(len, names)) if few else 0)
+    cell = max(26, 8 * len(str(int(confusion.count_TP.max()))) + 8) if few else max(1, 620 // size)
+    names = [short(name) for name in confusion.classes]
+    margin = 26 + (7 * max(map(len, names)) + 10 if few else 0)
     total = margin + cell * size + 2
-    parts = [f'<path class="cell l{level}" d="{path}"/>' for level, path in _levels(confusion, cell, margin)]
+    shades = _levels(confusion, cell, margin)
+    parts = [f'<path class="cell l{level}" stroke-width="{cell}" d="{path}"/>' for level, path in shades]
     parts.append(f'<path class=grid d="M{margin} {margin}h{cell * size}v{cell * size}h-{cell * size}z"/>')
     if few:
         parts += _names_and_numbers(confusion, names, cell, margin)
     middle = margin + cell * size / 2
     parts.append(f'<text class=x x="{middle}" y="13">predicted</text>')
     parts.append(f'<text class=x transform="translate(12 {middle}) rotate(-90)">true</text>')
-    cells = [[t, p, int(confusion.count_TP[t, p])] for t, p in confusion.count_TP.nonzero().tolist()]
+    places = confusion.count_TP.nonzero().tolist()
+    cells = [number for t, p in places for number in (t, p, int(confusion.count_TP[t, p]))]
     data = {"margin": margin, "cell": cell, "names": confusion.classes, "cells": cells}
-    words = html.escape(json.dumps(data, separators=(",", ":")), quote=True)
+    words = html.escape(json.dumps(data, separators=(",", ":"), allow_nan=False), quote=True)
     box = f'viewBox="0 0 {total} {total}" style="max-width:{total}px" role="img" aria-label="confusion matrix"'
     return f'<svg class=matrix {box} data-matrix="{words}">{"".join(parts)}</svg>'
 
@@ -78,7 +80,7 @@ def _levels(confusion: Confusion, cell: int, margin: int) -> Iterator[tuple[int,
     for level in range(1, LEVELS + 1):
         places = (level_TP == level).nonzero().tolist()
         if places:
-            draw = (f"M{margin + cell * p} {margin + cell * t}h{cell}v{cell}h-{cell}z" for t, p in places)
+            draw = (f"M{margin + cell * p} {margin + cell * t + cell / 2:g}h{cell}" for t, p in places)
             yield level, "".join(draw)
 
 
@@ -94,7 +96,8 @@ def _names_and_numbers(confusion: Confusion, names: list[str], cell: int, margin
         yield f'<text{dark} x="{at_x}" y="{at_y}">{count}</text>'
 
 
-def _short(name: str, most: int = 14) -> str:
+def short(name: str, most: int = 14) -> str:
+    """A name that is cut where it is long."""
     return name if len(name) <= most else name[: most - 1] + "…"
 
 

@@ -29,6 +29,7 @@
     });
     run.first = run.sizes[0];
     run.count = run.layer.length;
+    run.range = Math.max(1, run.done);
     run.edges = run.fan_in.reduce((a, b) => a + b, 0);
     run.decoded = new Map();
     return run;
@@ -37,7 +38,7 @@
   function frameAt(run, epoch) {
     let found = 0;
     while (found + 1 < run.frames.length && run.frames[found + 1][0] <= epoch) found++;
-    if (!run.decoded.has(found)) run.decoded.set(found, { number: found, ...decode(run, run.frames[found][1]) });
+    if (!run.decoded.has(found)) run.decoded.set(found, { number: found, epoch: run.frames[found][0], ...decode(run, run.frames[found][1]) });
     return run.decoded.get(found);
   }
 
@@ -62,7 +63,7 @@
       if (run.layer[k] === run.sizes.length - 1) alive[k] = true;
       if (alive[k]) for (const s of sources[k]) alive[s] = true;
     }
-    return { sources, values, readers, alive };
+    return { sources, values, readers, alive, sure: !run.learned };
   }
 
   // The same lines as scene.py draws.
@@ -102,7 +103,7 @@
     const half = run.side >> 1;
     const all = make("g", {}, svg);
     return Array.from({ length: run.count }, (_, k) => {
-      const group = make("g", { class: "block", "data-k": k, tabindex: k ? -1 : 0, role: "button" }, all);
+      const group = make("g", { class: "block", "data-k": k, tabindex: k ? -1 : 0, role: "button", "aria-label": name(run, k) }, all);
       make("rect", { x: run.xs[k] - half, y: run.ys[k] - half, width: run.side, height: run.side,
         rx: Math.max(2, Math.floor(run.side / 6)) }, group);
       return group;
@@ -116,7 +117,8 @@
     for (let k = 0; k < run.count; k++) {
       const sources = frame.sources[k], values = frame.values[k], count = sources.length;
       for (let i = 0; i < count; i++) {
-        const level = Math.max(0, Math.ceil(Math.min(1, values[i] * count) * LEVELS - 0.01) - 1);
+        const strength = frame.sure ? 1 : 1 - (1 - values[i]) ** count;  // as in wires.py
+        const level = Math.max(0, Math.ceil(strength * LEVELS - 0.01) - 1);
         (frame.alive[k] ? levels[level] : lost).push(curve(run, sources[i], k));
       }
     }
@@ -130,7 +132,7 @@
   }
 
   function usual(svg, run) {
-    const layer = stage(svg, run, run.usual, run.layered ? run.width : 2 * run.middle), frame = { sources: [], values: [], alive: [] };
+    const layer = stage(svg, run, run.usual, run.layered ? run.width : 2 * run.middle), frame = { sources: [], values: [], alive: [], sure: true };
     for (let k = 0; k < run.count; k++) {
       const above = run.layer[k] - 1, start = run.starts[above];
       const sources = above < 0 ? [] : run.layered ? run.sizes[above] : 1;
@@ -145,7 +147,7 @@
       });
       make("path", { class: "all", d: d.join("") }, svg);
     } else show(run, frame, layer);
-    for (const block of blocks(svg, run)) { block.removeAttribute("tabindex"); block.removeAttribute("role"); }
+    for (const block of blocks(svg, run)) { for (const key of ["tabindex", "role", "aria-label"]) block.removeAttribute(key); }
   }
 
   function closure(start, next) {
@@ -166,7 +168,7 @@
     const layer = stage(svg, run, run.wiring);
     const up = make("path", { class: "up", "stroke-width": 2 }, svg), down = make("path", { class: "down", "stroke-width": 2 }, svg);
     const squares = blocks(svg, run);
-    let epoch = run.epochs, frame = null, picked = null, pointed = null, drawn = null;
+    let epoch = run.done, frame = null, picked = null, pointed = null, focused = null, drawn = null;
 
     function render() {
       frame = frameAt(run, epoch);
@@ -183,7 +185,8 @@
       svg.dataset.epoch = epoch;
       if (output) {
         const phase = run.phases.find(([, start, end]) => epoch <= end && (epoch > start || start === 0));
-        const state = epoch < run.freeze ? "learning" : epoch === run.freeze ? "the freeze" : "frozen";
+        const older = epoch <= run.freeze && frame.epoch !== epoch ? ` (wiring of epoch ${frame.epoch})` : "";
+        const state = (epoch < run.freeze ? "learning" : epoch === run.freeze ? "the freeze" : "frozen") + older;
         output.textContent = `epoch ${epoch} of ${run.epochs}: ${state}`;
         input.setAttribute("aria-valuetext", `epoch ${epoch}, phase ${phase ? phase[0] : ""}, ${state}`);
       }
@@ -192,7 +195,7 @@
 
     // Around the block in question: what it reads and what reads it or, once it is picked, everything before and after it.
     function mark() {
-      const k = picked ?? pointed, far = picked !== null;
+      const k = picked ?? pointed ?? focused, far = picked !== null;
       const ups = k === null ? new Set() : far ? closure(k, frame.sources) : new Set(frame.sources[k]);
       const downs = k === null ? new Set() : far ? closure(k, frame.readers) : new Set(frame.readers[k]);
       const into = far ? [k, ...ups] : k === null ? [] : [k], outof = far ? [k, ...downs] : k === null ? [] : [k];
@@ -233,8 +236,8 @@
     const at = event => { const block = event.target.closest(".block"); return block ? Number(block.dataset.k) : null; };
     svg.addEventListener("pointerover", event => { pointed = at(event); if (picked === null) mark(); });
     svg.addEventListener("pointerleave", () => { pointed = null; if (picked === null) mark(); });
-    svg.addEventListener("focusin", event => { pointed = at(event); if (picked === null) mark(); });
-    svg.addEventListener("focusout", () => { pointed = null; if (picked === null) mark(); });
+    svg.addEventListener("focusin", event => { focused = event.target.matches(":focus-visible") ? at(event) : null; if (picked === null) mark(); });
+    svg.addEventListener("focusout", () => { focused = null; if (picked === null) mark(); });
     svg.addEventListener("click", event => { const k = at(event); picked = k === picked ? null : k; mark(); });
     svg.addEventListener("keydown", event => {
       const k = at(event);
@@ -253,23 +256,24 @@
 
     if (input) {
       const phases = root.querySelector(".phases");
-      for (const [label, start, end] of run.phases) {
+      for (const [label, start, end] of run.phases.filter(phase => phase[1] < run.range)) {
         const span = add("span", phases, label);
         span.title = label;
-        span.style.left = `${100 * start / run.epochs}%`;
-        span.style.width = `${100 * (Math.min(end, run.epochs) - start) / run.epochs}%`;
+        span.style.left = `${100 * start / run.range}%`;
+        span.style.width = `${100 * (Math.min(end, run.range) - start) / run.range}%`;
       }
-      if (run.freeze !== null && run.freeze <= run.epochs) add("i", phases).style.left = `${100 * run.freeze / run.epochs}%`;
+      if (run.freeze !== null && run.freeze <= run.range) add("i", phases).style.left = `${100 * run.freeze / run.range}%`;
       input.addEventListener("input", () => { stop(); epoch = Number(input.value); render(); });
       let timer = null;
       const stop = () => { clearInterval(timer); timer = null; play.textContent = "▶"; play.setAttribute("aria-label", "Play training"); };
+      root.stop = stop;
       play.addEventListener("click", () => {
         if (timer) return stop();
-        if (epoch >= run.epochs) epoch = 0;
+        if (epoch >= run.done) epoch = 0;
         play.textContent = "❚❚"; play.setAttribute("aria-label", "Pause");
-        const step = () => { input.value = epoch; render(); if (epoch >= run.epochs) stop(); else epoch++; };
+        const step = () => { input.value = epoch; render(); if (epoch >= run.done) stop(); else epoch++; };
         step();
-        timer = setInterval(step, Math.max(90, Math.min(400, 12000 / run.epochs)));
+        timer = setInterval(step, Math.max(90, Math.min(400, 12000 / run.range)));
       });
     }
     render();
@@ -289,9 +293,10 @@
     tip.textContent = text;
     tip.hidden = !text;
     if (!text) return;
-    const width = tip.offsetWidth, edge = document.documentElement.clientWidth;
-    tip.style.left = `${Math.max(4, Math.min(x + 14, edge - width - 4)) + window.scrollX}px`;
-    tip.style.top = `${y + 16 + window.scrollY}px`;
+    const { clientWidth, clientHeight } = document.documentElement;
+    const below = y + 16 + tip.offsetHeight <= clientHeight;
+    tip.style.left = `${Math.max(4, Math.min(x + 14, clientWidth - tip.offsetWidth - 4)) + window.scrollX}px`;
+    tip.style.top = `${Math.max(4, below ? y + 16 : y - 8 - tip.offsetHeight) + window.scrollY}px`;
   }
 
   function plot(svg) {
@@ -310,19 +315,25 @@
     });
     svg.addEventListener("pointerleave", leave);
     svg.addEventListener("blur", leave);
-    svg.addEventListener("keydown", event => {
-      const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-      if (!step) return;
+    const walk = step => {
       at = Math.max(0, Math.min(data.x.length - 1, at + step));
       const box = svg.getBoundingClientRect();
       point(box.left + data.at[at] * box.width / 460, box.top + 20);
+    };
+    svg.addEventListener("focus", () => { if (svg.matches(":focus-visible")) walk(0); });
+    svg.addEventListener("keydown", event => {
+      const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      if (event.key === "Escape") leave();
+      if (!step) return;
+      walk(step);
       event.preventDefault();
     });
   }
 
   function matrix(svg) {
     const { margin, cell, names, cells } = JSON.parse(svg.dataset.matrix);
-    const counts = new Map(cells.map(([t, p, n]) => [`${t},${p}`, n]));
+    const counts = new Map();
+    for (let i = 0; i < cells.length; i += 3) counts.set(`${cells[i]},${cells[i + 1]}`, cells[i + 2]);
     svg.addEventListener("pointermove", event => {
       const box = svg.getBoundingClientRect(), scale = svg.viewBox.baseVal.width / box.width;
       const p = Math.floor(((event.clientX - box.left) * scale - margin) / cell);
@@ -337,6 +348,7 @@
   const alive = new Set();
   function choose(number) {
     document.querySelectorAll(".run").forEach((section, i) => { section.hidden = i !== number; });
+    document.querySelectorAll(".player").forEach(root => root.stop?.());
     if (alive.has(number)) return;
     alive.add(number);
     const section = document.querySelector(`.run[data-run="${number}"]`);

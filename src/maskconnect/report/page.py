@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+from collections import Counter
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
@@ -22,6 +23,9 @@ MARK = '<meta name="generator" content="maskconnect report">'
 
 PICTURES, CLASSES, CONFUSIONS = 12, 20, 8
 """How many mistakes, worst classes and commonest confusions a run shows."""
+
+WIDE = 12
+"""A confusion matrix of more classes has a row of its own."""
 
 TOTAL_PICTURES = 96
 """How many mistakes a page shows; runs share them."""
@@ -44,6 +48,7 @@ def page(runs: Sequence[Run]) -> str:
         _side_by_side(groups) if several else "",
         _chooser(runs, groups, shown) if several else "",
         *(_run(run, number, several=several, most=most) for number, run in enumerate(runs)),
+        "<noscript><p>The wiring needs a script; without one, see the drawings in the folder figures.</p></noscript>",
         "</main><div id=tip hidden></div>",
         f'<script type="application/json" id=runs>{_json(data)}</script>',
         f"<script>{_asset('page.js')}</script></body></html>",
@@ -57,7 +62,7 @@ def _asset(name: str) -> str:
 
 def _json(data: Any) -> str:
     """JSON that cannot end the script element it stands in."""
-    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
 def _title(runs: Sequence[Run]) -> str:
@@ -83,7 +88,9 @@ def _side_by_side(groups: Sequence[Group]) -> str:
 
 def _chooser(runs: Sequence[Run], groups: Sequence[Group], shown: int) -> str:
     label = {id(run): group.label for group in groups for run in group.runs}
-    names = [f"{label[id(run)]}, seed {run.recipe.seed} — {run.name}" for run in runs]
+    often = Counter(run.name for run in runs)
+    folders = [run.name if often[run.name] == 1 else str(run.path) for run in runs]
+    names = [f"{label[id(run)]}, seed {run.recipe.seed} — {path}" for run, path in zip(runs, folders, strict=True)]
     options = "".join(
         f"<option value={number}{' selected' * (number == shown)}>{html.escape(name)}</option>"
         for number, name in enumerate(names)
@@ -119,7 +126,7 @@ def _player(run: Run, number: int) -> str:
     )
     controls = (
         '<div class=controls><button type=button class=play aria-label="Play training">▶</button>'
-        f"<div class=track><div class=phases></div><input type=range min=0 max={run.length} value={run.length} "
+        f"<div class=track><div class=phases></div><input type=range min=0 max={max(1, run.done)} value={run.done} "
         'step=1 aria-label="Epoch"></div><output></output></div>'
         if run.recipe.learns
         else ""
@@ -159,7 +166,7 @@ def _mistakes(run: Run, most: int) -> str:
     wrong = f"<h4>Most surely wrong</h4>{shown}" if shown else ""
     return (
         f"<h3>Predictions of {len(run.tested.label_N):,} test images</h3><div class=mistakes>"
-        f"<div><h4>Confusion</h4>{matrix(confusion)}</div>"
+        f"<div{' class=big' * (len(names) > WIDE)}><h4>Confusion</h4>{matrix(confusion)}</div>"
         f"<div><h4>Accuracy by class, %{rest}</h4><ul class=bars>{bars}</ul></div>"
         f"<div><h4>Commonest confusions</h4>{worst}</div></div>{wrong}"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from maskconnect.report.charts import Chart, Line
 
@@ -55,7 +55,7 @@ def ticks(low: float, high: float, most: int = 6, *, whole: bool = False) -> lis
         step *= 2.5 if f"{step:e}"[0] == "2" else 2
     step = max(1.0, float(round(step))) if whole else step
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(i * step, 10) for i in range(first, last + 1)]
+    return [float(f"{i * step:.12g}") for i in range(first, last + 1)]
 
 
 def log_ticks(low: float, high: float) -> list[float]:
@@ -63,6 +63,15 @@ def log_ticks(low: float, high: float) -> list[float]:
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     factors = (1,) if len(powers) > 3 else (1, 2, 5)
     return [tick for p in powers for f in factors if low * 0.999 <= (tick := f * 10.0**p) <= high * 1.001]
+
+
+def tick_texts(found: Sequence[float]) -> list[str]:
+    """Ticks with as many digits as tell them apart."""
+    for digits in range(4, 17):
+        texts = [f"{tick:.{digits}g}" for tick in found]
+        if len(set(texts)) == len(texts):
+            break
+    return texts
 
 
 def _reach(line: Line) -> Iterator[float]:
@@ -74,7 +83,8 @@ def _reach(line: Line) -> Iterator[float]:
 
 
 def _padded(low: float, high: float) -> tuple[float, float]:
-    return (low, high) if high > low else (low - 0.5, high + 0.5)
+    room = max(0.5, abs(low) * 0.01)
+    return (low, high) if high - low > 1e-9 * abs(low) else (low - room, high + room)
 
 
 def figure(chart: Chart) -> str:
@@ -117,10 +127,12 @@ def _words(chart: Chart) -> str:
 
 def _data(chart: Chart, axes: Axes) -> str:
     at = sorted({x for line in chart.lines for x in line.x})
-    values = [[dict(zip(line.x, line.y, strict=True)).get(x) for x in at] for line in chart.lines]
+    known = [dict(zip(line.x, line.y, strict=True)) for line in chart.lines]
+    values = [[line.get(x) for x in at] for line in known]
     shown = [[None if y is None else float(f"{y:.4g}") for y in row] for row in values]
     data = {"x": at, "at": [axes.at_x(x) for x in at], "name": [line.name for line in chart.lines], "y": shown}
-    return f'data-chart="{html.escape(json.dumps(data, separators=(",", ":")), quote=True)}" data-x="{chart.x}"'
+    words = html.escape(json.dumps(data, separators=(",", ":"), allow_nan=False), quote=True)
+    return f'data-chart="{words}" data-x="{chart.x}"'
 
 
 def _bands(chart: Chart, axes: Axes) -> Iterator[str]:
@@ -133,10 +145,10 @@ def _bands(chart: Chart, axes: Axes) -> Iterator[str]:
 
 
 def _frame(chart: Chart, axes: Axes) -> Iterator[str]:
-    for tick in axes.y_ticks:
+    for tick, text in zip(axes.y_ticks, tick_texts(axes.y_ticks), strict=True):
         y = axes.at_y(tick)
         yield f'<path class=grid d="M{LEFT} {y}H{WIDTH - RIGHT}"/>'
-        yield f'<text class=y x="{LEFT - 6}" y="{y + 4}">{tick:g}</text>'
+        yield f'<text class=y x="{LEFT - 6}" y="{y + 4}">{text}</text>'
     for tick in axes.x_ticks:
         yield f'<text class=x x="{axes.at_x(tick)}" y="{HEIGHT - BOTTOM + 16}">{tick:g}</text>'
     middle = (TOP + HEIGHT - BOTTOM) / 2
@@ -167,7 +179,8 @@ def _look(chart: Chart, number: int) -> str:
     if not chart.ordered and len(chart.lines) <= COLOURS:
         return f"data-c={number}"
     colour = shade(number / max(1, len(chart.lines) - 1))
-    return f'style="stroke:{colour};color:{colour}"'
+    dashes = "" if chart.ordered else f" data-d={number % COLOURS}"
+    return f'style="stroke:{colour};color:{colour}"{dashes}'
 
 
 def shade(share: float) -> str:

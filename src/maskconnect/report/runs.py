@@ -6,6 +6,7 @@ A run that has not ended is read as far as it has come.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -25,6 +26,9 @@ from maskconnect.models import build
 from maskconnect.recipes.schema import Network, Recipe
 from maskconnect.report.wires import Wires, fixed_wires, learned_wires
 from maskconnect.training.folder import CLASSES, PREDICTIONS, RunFolder
+
+LARGEST = 1e30
+"""Numbers beyond this are as good as infinite."""
 
 WIRINGS = {"learned": "Learned", "prev": "Fixed-Prev", "full": "Fixed-Full", "random": "Fixed-Random"}
 
@@ -96,11 +100,9 @@ class Run:
         return sum(p.epochs for p in self.recipe.phase if p.mask_lr) if self.recipe.learns else None
 
     @property
-    def length(self) -> int:
-        """How many epochs it has; so far, where it has not ended."""
-        if self.summary is not None:
-            return self.recipe.epochs
-        return max(1, self.frames[-1].epoch, *(e.epoch for e in self.epochs))
+    def done(self) -> int:
+        """How many epochs are done."""
+        return self.recipe.epochs if self.summary is not None else max((e.epoch for e in self.epochs), default=0)
 
     @property
     def fan_in(self) -> int | None:
@@ -112,11 +114,15 @@ class Run:
         return counts.pop() if len(counts) == 1 else None
 
     @property
-    def wiring(self) -> str:
-        """What kind of wiring it has: `Learned, K=3`."""
+    def kind(self) -> str:
+        """What kind of wiring it has: `Learned`, `Fixed-Prev`."""
         connectivity = self.recipe.model.connectivity
-        kind = WIRINGS[connectivity] if isinstance(connectivity, str) else "Given wiring"
-        return kind if self.fan_in is None else f"{kind}, K={self.fan_in}"
+        return WIRINGS[connectivity] if isinstance(connectivity, str) else "Given wiring"
+
+    @property
+    def wiring(self) -> str:
+        """Its kind, and K: `Learned, K=3`."""
+        return self.kind if self.fan_in is None else f"{self.kind}, K={self.fan_in}"
 
     @property
     def network(self) -> str:
@@ -164,7 +170,7 @@ def read_run(path: Path) -> Run:
             recipe=recipe,
             summary=summary,
             epochs=epochs,
-            frames=tuple(_frames(folder, recipe, layout)),
+            frames=tuple(_frames(folder, recipe, layout, None if summary is not None else _last(epochs))),
             classes=classes,
             tested=_tested(folder, len(classes)) if summary is not None else None,
             starts=tuple(_starts(path / "environment.json")),
@@ -176,6 +182,10 @@ def read_run(path: Path) -> Run:
         ) from None
 
 
+def _last(epochs: Sequence[Epoch]) -> int:
+    return max((e.epoch for e in epochs), default=0)
+
+
 def _brief(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
@@ -185,10 +195,14 @@ def _check_summary(summary: dict[str, Any]) -> None:
     wanted = [summary["test"][key] for key in ("top1", "top5")] + [summary["best"]["test"]["top1"]]
     wanted += [summary["parameters"][key] for key in ("weights", "mask_entries", "pruned_one_step", "pruned")]
     wanted += [summary[key] for key in ("seconds", "steps", "epochs")] + [summary["best"]["epoch"]]
-    if not all(isinstance(value, int | float) for value in wanted):
-        raise ValueError("summary.json has words where numbers should be")
     if summary["freeze"]:
-        float(summary["freeze"]["drawn"]["top1"]), float(summary["freeze"]["frozen"]["top1"])
+        wanted += [summary["freeze"][key]["top1"] for key in ("drawn", "frozen")]
+    if summary["learning_over_fixed"] is not None:
+        wanted.append(summary["learning_over_fixed"])
+    if not all(isinstance(value, int | float) and math.isfinite(value) for value in wanted):
+        raise ValueError("summary.json has something else where numbers should be")
+    if summary["best"]["chosen_on"] not in ("test", "validation"):
+        raise ValueError("summary.json does not say what chose the best epoch")
 
 
 def _epochs(place: Path, *, whole: bool) -> Iterator[Epoch]:
@@ -224,11 +238,15 @@ def _epoch(line: dict[str, Any]) -> Epoch:
 
 
 def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
+    """A number that can be plotted; None for all others."""
+    return None if value is None or not abs(float(value)) < LARGEST else float(value)
 
 
-def _frames(folder: RunFolder, recipe: Recipe, layout: Layout) -> Iterator[Frame]:
-    """The wiring at the end of every epoch in which it was learned, and the one that was fixed."""
+def _frames(folder: RunFolder, recipe: Recipe, layout: Layout, last: int | None) -> Iterator[Frame]:
+    """The wiring at the end of every epoch in which it was learned, and the one that was fixed.
+
+    A run that was stopped and went on may hold masks of epochs that it will see again: none after `last` is read.
+    """
     place = folder.path / "wiring.json"
     fixed = layout.from_plain(json.loads(place.read_text()), what=str(place)) if place.exists() else None
     candidates, model = layout.candidates(), recipe.model
@@ -239,16 +257,18 @@ def _frames(folder: RunFolder, recipe: Recipe, layout: Layout) -> Iterator[Frame
         yield Frame(0, fixed_wires(layout, sources))
         return
     masks = ConnectivityMasks(layout, candidates, counts or [])
-    files, last = sorted((folder.path / "masks").glob("epoch-*.safetensors")), 0
-    if not files and fixed is None:  # the run has hardly begun
+    files = {
+        int(file.stem.removeprefix("epoch-")): file for file in (folder.path / "masks").glob("epoch-*.safetensors")
+    }
+    epochs = sorted(epoch for epoch in files if last is None or epoch <= last)
+    if not epochs and fixed is None:  # the run has hardly begun
         yield Frame(0, learned_wires(layout, candidates, masks.top().sources, masks.real.detach()))
-    for file in files:
-        real_TS = folder.tensors(f"masks/{file.name}")["stack0.real"]
-        masks.real.data.copy_(_checked(real_TS, masks.real, file))
-        last = int(file.stem.removeprefix("epoch-"))
-        yield Frame(last, learned_wires(layout, candidates, masks.top().sources, masks.real.detach()))
+    for epoch in epochs:
+        real_TS = folder.tensors(f"masks/{files[epoch].name}")["stack0.real"]
+        masks.real.data.copy_(_checked(real_TS, masks.real, files[epoch]))
+        yield Frame(epoch, learned_wires(layout, candidates, masks.top().sources, masks.real.detach()))
     if fixed is not None:
-        yield Frame(last, learned_wires(layout, candidates, fixed, masks.real.detach()))
+        yield Frame(epochs[-1] if epochs else 0, learned_wires(layout, candidates, fixed, masks.real.detach()))
 
 
 def _checked(found: Tensor, like: Tensor, file: Path) -> Tensor:

@@ -28,7 +28,7 @@ def comparison(groups: Sequence[Group]) -> str:
     """All groups side by side; columns that would be empty are left out."""
     columns = {
         "wiring": [group.label for group in groups],
-        "runs": [_ended(group) for group in groups],
+        "seeds": [_ended(group) for group in groups],
         "test accuracy, %": [_mean(group, lambda s: s["test"]["top1"]) for group in groups],
         "top-5, %": [_mean(group, lambda s: s["test"]["top5"]) for group in groups],
         "best epoch, % (chosen on test)": [
@@ -39,10 +39,10 @@ def comparison(groups: Sequence[Group]) -> str:
             _mean(group, lambda s: s["best"]["test"]["top1"] if s["best"]["chosen_on"] != "test" else None)
             for group in groups
         ],
-        "paper, %": [paper_accuracy(group.first.recipe.paper) for group in groups],
+        "paper, %": [paper_accuracy(group.paper) for group in groups],
         "parameters": [_mean(group, lambda s: s["parameters"]["weights"], digits=0) for group in groups],
         "after pruning": [_mean(group, lambda s: s["parameters"]["pruned"], digits=0) for group in groups],
-        "paper, after pruning": [_millions(group.first.recipe.paper) for group in groups],
+        "paper, after pruning": [_millions(group.paper) for group in groups],
         "time a run": [_time(group) for group in groups],
         "learning step / fixed step": [_mean(group, lambda s: s["learning_over_fixed"]) for group in groups],
     }
@@ -51,8 +51,10 @@ def comparison(groups: Sequence[Group]) -> str:
 
 
 def _ended(group: Group) -> str:
-    running = len(group.runs) - len(group.ended)
-    return f"{len(group.ended)}" + (f" (+ {running} not ended)" if running else "")
+    running = sum(run.summary is None for run in group.runs)
+    again = len(group.runs) - running - len(group.ended)
+    more = [f"{running} not ended"] * bool(running) + [f"{again} of the same seed, left out"] * bool(again)
+    return f"{len(group.ended)}" + (f" (+ {', '.join(more)})" if more else "")
 
 
 def _mean(group: Group, value: Any, digits: int = 2) -> str:
@@ -88,7 +90,7 @@ def facts(run: Run) -> list[tuple[str, str]]:
     if run.summary is None:
         known = [e.test_top1 for e in run.epochs if e.test_top1 is not None]
         so_far = f"{known[-1]:.2f} %" if known else "not yet tested"
-        return [("not ended", f"epoch {run.length} of {run.recipe.epochs}"), ("test accuracy so far", so_far)]
+        return [("not ended", f"epoch {run.done} of {run.recipe.epochs}"), ("test accuracy so far", so_far)]
     summary, parameters = run.summary, run.summary["parameters"]
     best = summary["best"]
     found = [("test accuracy, last epoch", f"{summary['test']['top1']:.2f} %")]
@@ -114,7 +116,8 @@ def commands(run: Run) -> list[tuple[str, str]]:
     typed = run.starts[0].get("arguments") if run.starts else None
     if isinstance(typed, list):
         found.append(("typed", shlex.join(["maskconnect", *map(str, typed)])))
-    again = ["maskconnect", "train", str(run.path / "recipe.toml"), "--out", f"{run.path}-again"]
+    place = run.path.resolve()
+    again = ["maskconnect", "train", str(place / "recipe.toml"), "--out", f"{place}-again"]
     found.append(("the same run again", shlex.join([*again, *_options(run)])))
     return found
 
@@ -124,11 +127,11 @@ def _options(run: Run) -> list[str]:
     kept = run.starts[0].get("options") if run.starts else None
     options = kept if isinstance(kept, dict) else {}
     words = []
-    for name in ("data", "precision", "threads"):
+    for name in ("data", "device", "precision", "threads"):
         value = options.get(name)
-        if value is not None and value != "fp32":
+        if value not in (None, "auto", "fp32"):
             words += [f"--{name}", str(value)]
-    for name in ("channels_last", "compile", "lean", "deterministic"):
+    for name in ("channels_last", "compile", "lean", "deterministic", "skip_nonfinite"):
         if options.get(name) is True:
             words.append(f"--{name.replace('_', '-')}")
     return words

@@ -19,7 +19,7 @@ class Edge(NamedTuple):
     source: int
     target: int
     value: float  # of the real mask, normalised as before every draw; 1/K where the wiring was never learned
-    strength: float  # 1 where K candidates have all of the mask between them, and this one its share or more
+    strength: float  # how likely it is among K draws from the mask; 1 where the wiring was never learned
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Wires:
     def edges(self) -> tuple[Edge, ...]:
         """All connections, by target and then by source."""
         return tuple(
-            Edge(source, target, value, min(1.0, value * len(row)))
+            Edge(source, target, value, 1 - (1 - value) ** len(row) if self.learned else 1.0)
             for target, row in enumerate(self.sources)
             for source, value in zip(row, self.values[target], strict=True)
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -14,9 +15,11 @@ from maskconnect.report.mistakes import confusion_of
 from maskconnect.report.page import MARK, page
 from maskconnect.report.runs import Run
 from maskconnect.report.wires import usual_wires
-from maskconnect.training.files import write_atomically
+from maskconnect.training.files import TEMPORARY, write_atomically
 
-PAGE, FIGURES = "index.html", "figures"
+PAGE, FIGURES, LIST = "index.html", "figures", "made_by_maskconnect.txt"
+LONGEST = 60
+"""How many letters of the name of a run are in the names of its figures."""
 
 
 def check_place(out: Path) -> None:
@@ -34,25 +37,40 @@ def check_place(out: Path) -> None:
 
 
 def write_page(runs: Sequence[Run], out: Path) -> Path:
-    """Write the page; an older one is replaced."""
+    """Write the page; an older one is replaced, and its figures go."""
     check_place(out)
     out.mkdir(parents=True, exist_ok=True)
-    write_atomically(out / PAGE, page(runs))
+    write_atomically(out / PAGE, page(runs).encode("utf-8", "backslashreplace"))
     return out / PAGE
 
 
 def write_figures(runs: Sequence[Run], out: Path, say: Callable[[str], None]) -> list[Path]:
-    """Write the figures, in the place of older ones."""
+    """Write the figures; those of an older report are replaced when all are drawn, and nothing else is touched."""
+    with tempfile.TemporaryDirectory(dir=out, prefix=TEMPORARY) as place:
+        try:
+            for figure in _figures(runs, Path(place)):
+                say(f"drawing {figure}")
+        except MaskConnectError as error:  # without matplotlib there are the drawings as SVG
+            say(f"no further figures: {error}")
+        remove_figures(out)
+        folder = out / FIGURES
+        folder.mkdir(exist_ok=True)
+        made = sorted(Path(place).iterdir())
+        write_atomically(folder / LIST, "".join(f"{path.name}\n" for path in made).encode("utf-8", "surrogateescape"))
+        return [path.replace(folder / path.name) for path in made]
+
+
+def remove_figures(out: Path) -> None:
+    """Remove the figures that an older report has made: its list says which they are."""
     folder = out / FIGURES
-    folder.mkdir(exist_ok=True)
-    for old in [*folder.glob("*.svg"), *folder.glob("*.png")]:
-        old.unlink()
     try:
-        for figure in _figures(runs, folder):
-            say(f"drawing {figure}")
-    except MaskConnectError as error:  # without matplotlib there are the drawings as SVG
-        say(f"no further figures: {error}")
-    return sorted(folder.iterdir())
+        names = (folder / LIST).read_bytes().decode("utf-8", "surrogateescape").splitlines()
+    except OSError:
+        return
+    for name in names:
+        if Path(name).name == name:
+            (folder / name).unlink(missing_ok=True)
+    (folder / LIST).unlink(missing_ok=True)
 
 
 def _figures(runs: Sequence[Run], folder: Path) -> Iterator[str]:
@@ -93,8 +111,6 @@ def _names(runs: Sequence[Run]) -> list[str]:
         return [""]
     found: list[str] = []
     for run in runs:
-        name = f"-{run.name}"
-        while name in found:
-            name += "-again"
-        found.append(name)
+        name = f"-{run.name[:LONGEST]}"
+        found.append(next(n for n in (name, *(f"{name}-{i}" for i in range(2, len(runs) + 1))) if n not in found))
     return found

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from maskconnect.errors import CheckpointError, ConfigError
 from maskconnect.recipes import Recipe, load, write
+from maskconnect.recipes.write import assignments
 from maskconnect.training.checkpoint import Checkpoints
 from maskconnect.training.environment import environment
 from maskconnect.training.files import TEMPORARY, load_tensors, save_tensors, write_atomically
@@ -78,7 +79,7 @@ class RunFolder:
                 left.unlink()
 
     def _compare(self, recipe: Recipe) -> None:
-        theirs, ours = (_assignments(write(replace(each, about="", paper=None))) for each in (self.recipe(), recipe))
+        theirs, ours = (assignments(write(replace(each, about="", paper=None))) for each in (self.recipe(), recipe))
         key = next((key for key in [*ours, *theirs] if ours.get(key) != theirs.get(key)), None)
         if key is None:
             return
@@ -177,18 +178,3 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _assignments(written: str) -> dict[str, str]:
-    """The fields of a written recipe, by the names that `--set` has for them."""
-    found: dict[str, str] = {}
-    table = ""
-    for line in written.splitlines():
-        key, equals, value = line.partition(" = ")
-        if line.startswith("["):
-            table = line.strip("[]") + "."
-        elif equals and not line.startswith("#"):
-            if table.startswith("phase.") and key == "name":
-                table = f"phase.{json.loads(value)}."
-            found[table + key] = value
-    return found
