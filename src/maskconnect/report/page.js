@@ -236,8 +236,8 @@
     const at = event => { const block = event.target.closest(".block"); return block ? Number(block.dataset.k) : null; };
     svg.addEventListener("pointerover", event => { pointed = at(event); if (picked === null) mark(); });
     svg.addEventListener("pointerleave", () => { pointed = null; if (picked === null) mark(); });
-    svg.addEventListener("focusin", event => { focused = event.target.matches(":focus-visible") ? at(event) : null; if (picked === null) mark(); });
-    svg.addEventListener("focusout", () => { focused = null; if (picked === null) mark(); });
+    svg.parentNode.addEventListener("focusin", event => { focused = event.target.matches(":focus-visible") ? at(event) : null; if (picked === null) mark(); });
+    svg.parentNode.addEventListener("focusout", () => { focused = null; if (picked === null) mark(); });
     svg.addEventListener("click", event => { const k = at(event); picked = k === picked ? null : k; mark(); });
     svg.addEventListener("keydown", event => {
       const k = at(event);
