@@ -10,21 +10,13 @@ import pytest
 import runs
 import torch
 
-from maskconnect.cli.main import main
 from maskconnect.recipes import load
 
 
 @pytest.fixture
-def type_in(tmp_path, monkeypatch, capsys):
+def type_in(type_in, tmp_path):
     """Type a command in an empty folder that has a tiny recipe; returns exit code, output and errors."""
-    monkeypatch.chdir(tmp_path)
     runs.tiny(tmp_path)
-
-    def type_in(*words):
-        code = main([str(word) for word in words])
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
     return type_in
 
 

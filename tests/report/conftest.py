@@ -6,7 +6,6 @@ import pytest
 import runs
 from get_browser import find
 
-from maskconnect.cli.main import main
 from maskconnect.report.runs import read_run
 from maskconnect.report.write import write_page
 
@@ -82,16 +81,3 @@ def visit(browser, tmp_path):
         made.page.close()
         assert made.complaints == []
         assert [url for url in made.requests if not url.startswith("data:")] == [address]
-
-
-@pytest.fixture
-def type_in(tmp_path, monkeypatch, capfd):
-    """Type a command in an empty folder; returns exit code, output and errors."""
-    monkeypatch.chdir(tmp_path)
-
-    def type_in(*words):
-        code = main([str(word) for word in words])
-        said = capfd.readouterr()
-        return code, said.out, said.err
-
-    return type_in

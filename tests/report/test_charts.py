@@ -6,6 +6,7 @@ import shlex
 from dataclasses import replace
 
 import pytest
+import runs
 
 from maskconnect.cli.main import main
 from maskconnect.recipes import load
@@ -199,3 +200,15 @@ def test_the_command_makes_the_run_again(chain, tmp_path):
     again = read_run(tmp_path / "again")
     assert again.summary["test"] == chain.summary["test"]
     assert again.wires.sources == chain.wires.sources
+
+
+def test_what_chose_the_best_epoch_is_said(tmp_path):
+    runs.run(runs.tiny(tmp_path, "data.validation=40", "training.evaluate_every=2"), tmp_path / "run")
+    run = read_run(tmp_path / "run")
+    train, test, validation = next(chart for chart in charts.curves(run) if chart.key == "accuracy").lines
+    assert [line.name for line in (train, test, validation)] == ["train", "test", "validation"]
+    assert [value is None for value in validation.y] == [True, False, True, False, False, False]
+    shown = comparison(groups_of([run]))
+    assert "best epoch, % (chosen on validation)" in shown
+    assert "chosen on test" not in shown
+    assert any("chosen on validation" in name for name, _ in facts(run))

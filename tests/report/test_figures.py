@@ -50,6 +50,14 @@ def test_a_drawing_of_pixels_is_as_large_as_that_of_lines_and_has_something_in_i
     assert any(blue > 150 > red for red, _, blue in colours), "wires are blue"
 
 
+def test_no_text_is_left_as_mathematics(chain, tmp_path, monkeypatch):
+    monkeypatch.setitem(figures.STYLE, "svg.fonttype", "none")
+    (drawn, _) = figures.write_charts(charts.curves(chain), tmp_path / "curves")
+    texts = [text.text for text in ElementTree.parse(drawn).iter("{http://www.w3.org/2000/svg}text")]
+    assert {"0.1", "0.01", "0.001"} <= set(texts)
+    assert not [text for text in texts if "$" in text]
+
+
 def test_plots_do_not_need_every_value(chain, tmp_path):
     line = charts.Line(name="a", x=(1, 2, 3), y=(None, 2.0, None))
     figures.write_chart(charts.Chart(key="k", title="t", x="x", y="y", lines=(line,)), tmp_path / "k")

@@ -3,8 +3,6 @@
 import pytest
 import runs
 
-from maskconnect.cli.main import main
-
 
 @pytest.fixture(scope="session")
 def learned(tmp_path_factory):
@@ -15,16 +13,3 @@ def learned(tmp_path_factory):
 
 
 SHORT = ("phase.learn.epochs=1", "phase.freeze.epochs=1")
-
-
-@pytest.fixture
-def type_in(tmp_path, monkeypatch, capfd):
-    """Type a command in an empty folder; returns exit code, output and errors."""
-    monkeypatch.chdir(tmp_path)
-
-    def type_in(*words):
-        code = main([str(word) for word in words])
-        said = capfd.readouterr()
-        return code, said.out, said.err
-
-    return type_in

@@ -91,7 +91,7 @@ def _chart(axes: Axes, chart: Chart) -> None:
     for number, band in enumerate(chart.bands):
         if number % 2 == 0:
             axes.axvspan(band.start, band.end, color=SHADE, linewidth=0, zorder=0)
-        if band.end - band.start > 0.012 * len(band.name) * chart.bands[-1].end:
+        if band.end - band.start > 0.021 * len(band.name) * chart.bands[-1].end:
             middle = (band.start + band.end) / 2
             at: dict[str, Any] = {"xy": (middle, 1), "xycoords": axes.get_xaxis_transform(), "xytext": (0, 3)}
             axes.annotate(band.name, **at, textcoords="offset points", ha="center", fontsize=7, color=FAINT)
@@ -99,6 +99,8 @@ def _chart(axes: Axes, chart: Chart) -> None:
         _line(axes, line, *_look(chart, number))
     if chart.log and _steep(chart):
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")  # its own would be mathematics, which STYLE turns off
+        axes.yaxis.set_minor_formatter("")
     if chart.bands:
         axes.set_xlim(0, chart.bands[-1].end)
     if axes.get_ylim()[0] < 0 <= min(y for line in chart.lines for y in line.y if y is not None):
