@@ -11,10 +11,12 @@ import runs
 from maskconnect.cli.main import main
 from maskconnect.recipes import load
 from maskconnect.report import charts
-from maskconnect.report.groups import groups_of, statistic
+from maskconnect.report.groups import groups_of
 from maskconnect.report.plot import Axes, figure, log_ticks, plot, tick_texts, ticks
-from maskconnect.report.runs import find_runs, read_run
+from maskconnect.report.runs import read_run
 from maskconnect.report.tables import commands, comparison, facts, paper_accuracy
+from maskconnect.training.folder import find_runs
+from maskconnect.training.statistics import statistic
 
 
 @pytest.fixture(scope="module")

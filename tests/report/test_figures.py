@@ -10,8 +10,9 @@ from maskconnect.report import charts, figures
 from maskconnect.report.groups import groups_of
 from maskconnect.report.mistakes import Confusion, confusion_of
 from maskconnect.report.png import png
-from maskconnect.report.runs import find_runs, read_run
+from maskconnect.report.runs import read_run
 from maskconnect.report.write import drawing_of
+from maskconnect.training.folder import find_runs
 
 
 def test_every_figure_is_an_svg_and_a_png(folder, type_in, tmp_path):

@@ -10,9 +10,10 @@ from made_up import CIFAR_RESNET, CIFAR_RESNEXT, made_up_run
 from page_speed import slider_steps
 
 from maskconnect.core.wiring import reaching_output
-from maskconnect.report.runs import find_runs, read_run
+from maskconnect.report.runs import read_run
 from maskconnect.report.scene import Scene
 from maskconnect.report.write import write_page
+from maskconnect.training.folder import find_runs
 
 SHOWN = ".run:not([hidden])"
 

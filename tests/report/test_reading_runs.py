@@ -9,8 +9,9 @@ from made_up import CIFAR_RESNET, made_up_run
 
 import maskconnect as mc
 from maskconnect.models import build
-from maskconnect.report.runs import find_runs, read_run
+from maskconnect.report.runs import read_run
 from maskconnect.training.files import load_tensors, save_tensors
+from maskconnect.training.folder import find_runs
 
 
 def test_frames_are_the_masks_of_every_epoch_and_end_in_the_wiring_of_the_run(folder):

@@ -27,8 +27,9 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Read the runs, write the report, say where it is."""
-    from maskconnect.report.runs import find_runs, read_run
+    from maskconnect.report.runs import read_run
     from maskconnect.report.write import check_place, remove_figures, write_figures, write_page
+    from maskconnect.training.folder import find_runs
 
     found = find_runs(args.runs)
     out = args.out or (found[0] / "report" if len(found) == 1 else Path("report"))

@@ -109,16 +109,21 @@ def train_and_show(recipe: Recipe, out: Path, how: Options) -> tuple[dict[str, A
 
 def go_on(out: Path, how: Options) -> str:
     """The command that goes on with a run, with the same options."""
-    from dataclasses import fields
-
     from maskconnect.training.folder import RunFolder
 
-    words = []
+    return shlex.join([program(), *shlex.split(RunFolder(out).command())[1:], *option_words(how)])
+
+
+def option_words(how: Options) -> list[str]:
+    """The options that are not the usual ones, as they are typed."""
+    from dataclasses import fields
+
+    words: list[str] = []
     for field in fields(how):
         value, flag = getattr(how, field.name), f"--{field.name.replace('_', '-')}"
         if value != field.default:
             words += [flag] if value is True else [flag, str(value)]
-    return shlex.join([program(), *shlex.split(RunFolder(out).command())[1:], *words])
+    return words
 
 
 def program() -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from maskconnect.report.groups import Group, statistic
+from maskconnect.report.groups import Group
 from maskconnect.report.runs import Epoch, Run
+from maskconnect.training.statistics import statistic
 
 MOST_SCALES = 8
 """How many layers are shown in the plot of activation scales."""

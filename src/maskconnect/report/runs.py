@@ -21,16 +21,15 @@ from maskconnect.core.arguments import fan_in_of_targets, fixed_sources
 from maskconnect.core.masks import ConnectivityMasks
 from maskconnect.core.stack import MaskedStack
 from maskconnect.core.wiring import Layout
-from maskconnect.errors import CheckpointError, ConfigError
+from maskconnect.errors import CheckpointError
 from maskconnect.models import build
+from maskconnect.recipes.names import fan_in_of, kind_of_wiring, network_name, wiring_name
 from maskconnect.recipes.schema import Network, Recipe
 from maskconnect.report.wires import Wires, fixed_wires, learned_wires
 from maskconnect.training.folder import CLASSES, PREDICTIONS, RunFolder
 
 LARGEST = 1e30
 """Numbers beyond this are as good as infinite."""
-
-WIRINGS = {"learned": "Learned", "prev": "Fixed-Prev", "full": "Fixed-Full", "random": "Fixed-Random"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,51 +106,27 @@ class Run:
     @property
     def fan_in(self) -> int | None:
         """K; None where blocks differ in it by more than how many candidates they have."""
-        model = self.recipe.model
-        if model.connectivity in ("learned", "random"):
-            return model.fan_in
-        counts = {len(self.wires.sources[target]) for target in self.wires.layout.targets}
-        return counts.pop() if len(counts) == 1 else None
+        return fan_in_of(self.recipe.model)
 
     @property
     def kind(self) -> str:
         """What kind of wiring it has: `Learned`, `Fixed-Prev`."""
-        connectivity = self.recipe.model.connectivity
-        return WIRINGS[connectivity] if isinstance(connectivity, str) else "Given wiring"
+        return kind_of_wiring(self.recipe.model)
 
     @property
     def wiring(self) -> str:
         """Its kind, and K: `Learned, K=3`."""
-        return self.kind if self.fan_in is None else f"{self.kind}, K={self.fan_in}"
+        return wiring_name(self.recipe.model)
 
     @property
     def network(self) -> str:
         """What network it is: `ResNet-38`, `ResNeXt {29,8,8}`."""
-        model = self.recipe.model
-        if model.architecture == "resnet":
-            return f"ResNet-{model.depth}"
-        return f"ResNeXt {{{model.depth},{model.width},{model.cardinality}}}"
+        return network_name(self.recipe.model)
 
     @cached_property
     def block_parameters(self) -> tuple[int, ...]:
         """How many weights each block has."""
         return _block_parameters(replace(self.recipe.model, connectivity="full", fan_in=None))
-
-
-def find_runs(places: Sequence[Path]) -> list[Path]:
-    """The run folders that are meant: each is one itself, or a folder of some."""
-    found: list[Path] = []
-    for place in places:
-        if (place / "recipe.toml").exists():
-            found.append(place)
-            continue
-        if not place.is_dir():
-            raise ConfigError(f"{place} {'is no folder' if place.exists() else 'does not exist'}; name a run folder.")
-        inside = sorted(child.parent for child in place.glob("*/recipe.toml"))
-        if not inside:
-            raise ConfigError(f"{place} is no run folder, and there is none in it: nothing has a recipe.toml.")
-        found += inside
-    return list({path.resolve(): path for path in found}.values())
 
 
 def read_run(path: Path) -> Run:

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from maskconnect.recipes.schema import Paper
-from maskconnect.report.groups import Group, statistic
+from maskconnect.report.groups import Group
 from maskconnect.report.runs import Run
 from maskconnect.training.show import duration
+from maskconnect.training.statistics import statistic
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, words: int = 1) -> str:

@@ -18,6 +18,7 @@ import json
 import math
 import os
 import shlex
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -71,14 +72,15 @@ class RunFolder:
             (self.path / ".lock").unlink()
             raise ConfigError(f"{self.path} is not empty and holds no run; choose another place by --out.")
         if (self.path / "metrics.jsonl").exists():
-            self._compare(recipe)
+            self.check_recipe(recipe)
         else:  # a new run, or one that never began, because its data were not there perhaps
             write_atomically(place, write(recipe, self.command()))
         for part in (self.path, self.path / "masks", self.path / "final"):
             for left in part.glob(f"{TEMPORARY}*"):  # by a process that was killed while it wrote a file
                 left.unlink()
 
-    def _compare(self, recipe: Recipe) -> None:
+    def check_recipe(self, recipe: Recipe) -> None:
+        """An error that says in what, if the run is of another recipe."""
         theirs, ours = (assignments(write(replace(each, about="", paper=None))) for each in (self.recipe(), recipe))
         key = next((key for key in [*ours, *theirs] if ours.get(key) != theirs.get(key)), None)
         if key is None:
@@ -178,3 +180,19 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def find_runs(places: Sequence[Path]) -> list[Path]:
+    """The run folders that are meant: each is one itself, or a folder of some."""
+    found: list[Path] = []
+    for place in places:
+        if (place / "recipe.toml").exists():
+            found.append(place)
+            continue
+        if not place.is_dir():
+            raise ConfigError(f"{place} {'is no folder' if place.exists() else 'does not exist'}; name a run folder.")
+        inside = sorted(child.parent for child in place.glob("*/recipe.toml"))
+        if not inside:
+            raise ConfigError(f"{place} is no run folder, and there is none in it: nothing has a recipe.toml.")
+        found += inside
+    return list({path.resolve(): path for path in found}.values())

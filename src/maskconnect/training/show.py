@@ -6,7 +6,7 @@ import sys
 import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 LINE_EVERY = 10.0
 """Seconds between plain lines."""
@@ -42,13 +42,28 @@ class Progress:
         )
 
 
+class Shown(Protocol):
+    """How far something is, for whoever shows it."""
+
+    @property
+    def step(self) -> float:
+        """So far."""
+
+    @property
+    def steps(self) -> float:
+        """In all."""
+
+    def text(self, *, short: bool = False) -> str:
+        """In words."""
+
+
 class Silent(AbstractContextManager["Silent"]):
     """Shows nothing; what the others show is this, with something in it."""
 
     def __exit__(self, *_: object) -> None:
         pass
 
-    def progress(self, now: Progress) -> None:
+    def progress(self, now: Shown) -> None:
         """A step was taken."""
 
     def line(self, text: str) -> None:
@@ -61,7 +76,7 @@ class Lines(Silent):
     def __init__(self) -> None:
         self._last = time.monotonic()
 
-    def progress(self, now: Progress) -> None:
+    def progress(self, now: Shown) -> None:
         """A line, if the last one was long ago."""
         if time.monotonic() - self._last > LINE_EVERY:
             self.line(now.text())
@@ -94,7 +109,7 @@ class Bar(Silent):
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def progress(self, now: Progress) -> None:
+    def progress(self, now: Shown) -> None:
         """Move the bar."""
         if self._task is None:
             self._task = self._bar.add_task("", total=now.steps)

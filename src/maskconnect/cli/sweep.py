@@ -1,0 +1,86 @@
+"""`maskconnect sweep`: one recipe over several values of its fields, and several seeds."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+from maskconnect.cli.train import add_options, option_words, options_of, program
+from maskconnect.cli.verb import add_verb
+from maskconnect.errors import ConfigError
+
+EXAMPLE = """sweep quick/digits --fan-in 1..8 --seeds 3
+  maskconnect sweep paper/cifar100-resnet38-learned --fan-in 1..17 --seeds 4 --data data --jobs 2
+  maskconnect sweep quick/digits --over phase.learn.mask_lr=0.1,0.3,1 --over model.fan_in=2,4 --seeds 0,7
+
+The same command again goes on: runs that have ended are not run again. More seeds or values may be added."""
+
+
+def add_to(commands: argparse._SubParsersAction[Any]) -> None:
+    """Add `sweep` to the command line."""
+    about = "train a recipe over several values of its fields, and several seeds"
+    parser = add_verb(commands, "sweep", run, about, EXAMPLE)
+    parser.add_argument("recipe", metavar="RECIPE", help="a name (see: maskconnect recipes) or a TOML file")
+    what = parser.add_argument_group("what to train")
+    what.add_argument("--fan-in", metavar="VALUES", help="values of model.fan_in, such as 1..17 or 1,4,8")
+    what.add_argument(
+        "--over",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUES",
+        help="any field of the recipe, such as phase.learn.mask_lr=0.1,0.3; may be given again",
+    )
+    what.add_argument("--seeds", default="1", metavar="N", help="how many, from 0 on, or which: 2..5 (default: 1)")
+    what.add_argument(
+        "--set", dest="settings", action="append", default=[], metavar="FIELD=VALUE", help="the same in all runs"
+    )
+    where = parser.add_argument_group("where")
+    where.add_argument("--data", type=Path, metavar="DIR", help="the folder that the data set is in (default: data)")
+    where.add_argument("--out", type=Path, metavar="DIR", help="a folder for all runs (default: runs/RECIPE-sweep)")
+    where.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time (default: 1)")
+    add_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the grid, and show what came of it; 1 if some cells failed."""
+    from maskconnect.experiments.grid import Grid, field_and_values, seeds_of, values_of
+    from maskconnect.experiments.results import table, write_results
+    from maskconnect.experiments.sweep import sweep
+    from maskconnect.training.show import usual
+    from maskconnect.training.stop import Stopped
+
+    over = [] if args.fan_in is None else [("model.fan_in", values_of(args.fan_in, "--fan-in"))]
+    over += map(field_and_values, args.over)
+    grid = Grid(recipe=args.recipe, settings=tuple(args.settings), over=tuple(over), seeds=seeds_of(args.seeds))
+    cells = grid.cells()
+    out = args.out or Path("runs") / f"{cells[0].recipe.name.replace('/', '-')}-sweep"
+    options = options_of_jobs(args)
+    try:
+        outcomes = sweep(grid, out, jobs=args.jobs, options=options, show=usual())
+    except Stopped as stopped:
+        print(f"stopped by {stopped}; all is saved. The same command again goes on.", flush=True)
+        return stopped.exit_code
+    from maskconnect.cli.table import show_table
+
+    head, rows = table(grid, outcomes)
+    print()
+    show_table(head, rows, right=range(len(grid.over), len(head)))
+    print(f"\nEvery run is in {out}, its numbers in {write_results(grid, outcomes, out)}. Next:")
+    print(f"  {program()} report {shlex.quote(str(out))} --out report")
+    failed = [outcome for outcome in outcomes if outcome.summary is None]
+    for outcome in failed:
+        print(f"FAILED {outcome.cell.name}: {outcome.why}")
+    return 1 if failed else 0
+
+
+def options_of_jobs(args: argparse.Namespace) -> list[str]:
+    """The options of each run; several at a time share the cores, unless --threads says otherwise."""
+    if args.jobs < 1:
+        raise ConfigError(f"--jobs is {args.jobs}; it must be 1 or more.")
+    words = option_words(options_of(args))
+    if args.jobs > 1 and args.threads is None:
+        words += ["--threads", str(max(1, (os.cpu_count() or 1) // args.jobs))]
+    return words

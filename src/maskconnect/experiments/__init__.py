@@ -1,0 +1,1 @@
+"""Many runs: grids of them, and what they show together."""

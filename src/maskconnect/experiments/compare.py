@@ -1,0 +1,72 @@
+"""Compare finished runs in pairs of equal seeds, and say plainly what that shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from maskconnect.errors import CheckpointError, ConfigError
+from maskconnect.recipes import Recipe
+from maskconnect.recipes.names import labels_of, wiring_name, without_seed
+from maskconnect.training.folder import DATA, RunFolder, find_runs
+from maskconnect.training.statistics import Difference, Statistic, paired_difference, statistic
+
+
+@dataclass(frozen=True)
+class Side:
+    """Runs of one recipe: the test accuracy of each seed, in %."""
+
+    label: str
+    accuracy: dict[int, float]
+
+    @property
+    def statistic(self) -> Statistic:
+        """Over all its seeds."""
+        return statistic(list(self.accuracy.values()))
+
+    def against(self, baseline: Side) -> Difference:
+        """By how much it is better, over the seeds that both have."""
+        seeds = [seed for seed in self.accuracy if seed in baseline.accuracy]
+        return paired_difference([self.accuracy[s] for s in seeds], [baseline.accuracy[s] for s in seeds])
+
+
+def sides_of(places: Sequence[Path]) -> list[Side]:
+    """The runs by recipe, in the order in which they were named; all must be of the same test images."""
+    found: list[tuple[Recipe, dict[int, float]]] = []
+    tested: dict[str, Path] = {}
+    for path in find_runs(places):
+        folder = RunFolder(path)
+        accuracy, images = _accuracy(folder.summary(), path), _images(folder)
+        if tested and images not in tested:
+            other = next(iter(tested.values()))
+            raise ConfigError(f"{other} and {path} were tested on different images; there is nothing to compare.")
+        tested[images] = path
+        recipe = folder.recipe()
+        plain = without_seed(recipe)
+        same = next((members for known, members in found if known == plain), None)
+        if same is None:
+            found.append((plain, {recipe.seed: accuracy}))
+        elif recipe.seed in same:
+            raise ConfigError(f"{path} is a run of a seed, {recipe.seed}, that was named before; name each seed once.")
+        else:
+            same[recipe.seed] = accuracy
+    labels = labels_of([recipe for recipe, _ in found], [wiring_name(recipe.model) for recipe, _ in found])
+    if len(found) < 2:
+        raise ConfigError(f"all runs are of one recipe ({labels[0]}); name runs of two or more.")
+    return [Side(label, dict(sorted(members.items()))) for label, (_, members) in zip(labels, found, strict=True)]
+
+
+def _accuracy(summary: dict[str, Any], path: Path) -> float:
+    try:
+        return float(summary["test"]["top1"])
+    except (KeyError, TypeError, ValueError):
+        raise CheckpointError(f"{path / 'summary.json'} has no test accuracy; it is damaged.") from None
+
+
+def _images(folder: RunFolder) -> str:
+    try:
+        return str(folder.json(DATA)["test"]["sha256"])
+    except (KeyError, TypeError):
+        raise CheckpointError(f"{folder.path / DATA} does not say which images it was tested on.") from None

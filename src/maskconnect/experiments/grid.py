@@ -1,0 +1,113 @@
+"""A grid of runs: one recipe, some of its fields over several values, and seeds; a cell is a run of it."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from maskconnect.errors import ConfigError
+from maskconnect.recipes import Recipe, load
+
+MOST = 100_000
+"""How many cells a grid may have; more were surely not meant."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One run of a grid."""
+
+    name: str  # of its folder
+    settings: tuple[str, ...]  # what `maskconnect train --set` is given
+    values: tuple[str, ...]  # of the fields that the grid goes over
+    recipe: Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """What to run."""
+
+    recipe: str  # a name, or a file
+    settings: tuple[str, ...] = ()  # the same in all cells
+    over: tuple[tuple[str, tuple[str, ...]], ...] = ()  # fields, and the values of each
+    seeds: tuple[int, ...] = (0,)
+
+    def cells(self) -> list[Cell]:
+        """Every combination of values, with every seed; all are checked before the first is run."""
+        fields = [field for field, _ in self.over]
+        if len(set(fields)) < len(fields):
+            raise ConfigError(f"the sweep goes over {', '.join(fields)}; name each field once.")
+        combinations = list(itertools.product(*(values for _, values in self.over)))
+        if len(combinations) * len(self.seeds) > MOST:
+            raise ConfigError(f"the grid has {len(combinations) * len(self.seeds):,} cells; that is surely not meant.")
+        return [self._cell(values, seed) for values in combinations for seed in self.seeds]
+
+    def _cell(self, values: tuple[str, ...], seed: int) -> Cell:
+        chosen = [f"{field}={value}" for (field, _), value in zip(self.over, values, strict=True)]
+        settings = (*self.settings, *chosen)
+        recipe = replace(load(self.recipe, settings), seed=seed)
+        _check_fan_in(recipe)
+        words = [f"{self._short(field)}={value}" for (field, _), value in zip(self.over, values, strict=True)]
+        name = "_".join([*words, f"seed={seed}"])
+        return Cell(name=re.sub(r"[^\w.,=+-]", "-", name), settings=settings, values=values, recipe=recipe)
+
+    def _short(self, field: str) -> str:
+        """The last word of a field, or all of it where another ends in the same word."""
+        last = field.rpartition(".")[2]
+        ends = [other.rpartition(".")[2] for other, _ in self.over]
+        return last if ends.count(last) == 1 else field
+
+
+def _check_fan_in(recipe: Recipe) -> None:
+    """K may be larger than what some blocks have to choose from (D5), but not than what all have."""
+    model = recipe.model
+    most = max(map(len, model.layout().candidates()), default=0)
+    if model.connectivity in ("learned", "random") and model.fan_in is not None and model.fan_in > most:
+        raise ConfigError(f"model.fan_in is {model.fan_in}; no block of this network has more than {most} to read.")
+
+
+def values_of(text: str, what: str) -> tuple[str, ...]:
+    """Values as people write them: `1..17`, `0.1,0.3`, `1,2,5..8`."""
+    found: list[str] = []
+    for part in text.split(","):
+        part = part.strip()
+        if match := re.fullmatch(r"(\d+)\.\.(\d+)", part):
+            first, last = map(int, match.groups())
+            if last < first or last - first > MOST:
+                raise ConfigError(f"{what} {text}: {part} is no range; write the smaller number first, such as 1..8.")
+            found += map(str, range(first, last + 1))
+        elif part:
+            found.append(part)
+    if not found or len(set(found)) < len(found):
+        raise ConfigError(f"{what} is {text!r}; it must be values such as 1..17 or 0.1,0.3, each once.")
+    return tuple(found)
+
+
+def field_and_values(text: str) -> tuple[str, tuple[str, ...]]:
+    """`phase.learn.mask_lr=0.1,0.3` as a field and its values."""
+    field, equals, values = text.partition("=")
+    if not equals or not field.strip():
+        raise ConfigError(f"--over {text}: needed is FIELD=VALUES, such as phase.learn.mask_lr=0.1,0.3.")
+    return field.strip(), values_of(values, f"--over {field.strip()}")
+
+
+def seeds_of(text: str) -> tuple[int, ...]:
+    """`4` is four seeds from 0 on; `0,7` and `2..5` are just those."""
+    if not re.fullmatch(r"[\d.,\s]+", text):
+        raise ConfigError(f"--seeds is {text!r}; it must be how many, such as 4, or which, such as 2..5 or 0,7.")
+    if text.strip().isdigit():
+        count = int(text)
+        if not 1 <= count <= MOST:
+            raise ConfigError(f"--seeds is {count}; it must be 1 or more.")
+        return tuple(range(count))
+    found = values_of(text, "--seeds")
+    if not all(value.isdigit() for value in found):
+        raise ConfigError(f"--seeds is {text!r}; it must be whole numbers.")
+    return tuple(map(int, found))
+
+
+def folders_of(cells: Iterable[Cell], out: Path) -> Sequence[Path]:
+    """Where the cells are."""
+    return [out / cell.name for cell in cells]

@@ -1,0 +1,52 @@
+"""What a sweep has found: a table of means over seeds, and a file with every cell."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+from maskconnect.experiments.grid import Grid
+from maskconnect.experiments.sweep import Outcome
+from maskconnect.training.files import write_atomically
+from maskconnect.training.show import duration
+from maskconnect.training.statistics import statistic
+
+FILE = "results.csv"
+
+
+def table(grid: Grid, outcomes: Sequence[Outcome]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """A row for every combination of values: head, and rows."""
+    fields = [field for field, _ in grid.over]
+    head = (*fields, "seeds", "test accuracy, %", "after pruning", "time a run")
+    rows: list[tuple[str, ...]] = []
+    for values in dict.fromkeys(outcome.cell.values for outcome in outcomes):
+        members = [outcome for outcome in outcomes if outcome.cell.values == values]
+        found = [outcome.summary for outcome in members if outcome.summary is not None]
+        seeds = f"{len(found)}" + (f" of {len(members)}" if len(found) < len(members) else "")
+        if not found:
+            rows.append((*values, seeds, next(m.why for m in members), "", ""))
+            continue
+        accuracy = statistic([summary["test"]["top1"] for summary in found])
+        pruned = statistic([summary["parameters"]["pruned"] for summary in found])
+        seconds = statistic([summary["seconds"] for summary in found])
+        rows.append((*values, seeds, accuracy.text(), f"{pruned.mean:,.0f}", duration(seconds.mean)))
+    return head, rows
+
+
+def write_results(grid: Grid, outcomes: Sequence[Outcome], out: Path) -> Path:
+    """Every cell as a line of a CSV file."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    numbers = ("top1", "top5", "parameters", "pruned", "seconds")
+    writer.writerow([*(field for field, _ in grid.over), "seed", *numbers, "folder", "failed"])
+    for outcome in outcomes:
+        summary = outcome.summary
+        found = [""] * len(numbers)
+        if summary is not None:
+            test, parameters = summary["test"], summary["parameters"]
+            found = [test["top1"], test["top5"], parameters["weights"], parameters["pruned"], summary["seconds"]]
+        writer.writerow([*outcome.cell.values, outcome.cell.recipe.seed, *found, outcome.folder.name, outcome.why])
+    write_atomically(out / FILE, text.getvalue())
+    return out / FILE

@@ -1,0 +1,245 @@
+"""Run a grid: each cell in a process of its own, several at a time, in any order, and stop or go on at any moment.
+
+A cell is a usual run folder, made by the usual command; a finished one is left alone, and a half-done one goes on.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from maskconnect.errors import ConfigError
+from maskconnect.experiments.grid import Cell, Grid
+from maskconnect.training.files import write_atomically
+from maskconnect.training.folder import RunFolder
+from maskconnect.training.show import Silent, duration
+from maskconnect.training.stop import Stopped, StopRequests
+
+LIST, LOGS = "sweep.json", "logs"
+POLL = 0.2
+"""Seconds between two looks at the processes."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a cell."""
+
+    cell: Cell
+    folder: Path
+    summary: dict[str, Any] | None  # None: there is no result
+    why: str = ""  # there is none
+
+
+@dataclass(frozen=True)
+class Overall:
+    """How far the whole grid is, as `Silent.progress` takes it."""
+
+    step: float
+    steps: float
+    running: int
+    left: float | None  # seconds
+
+    def text(self, *, short: bool = False) -> str:
+        """In words."""
+        left = "" if self.left is None else f", {duration(self.left)} left"
+        return f"{self.step:.1f} of {self.steps:.0f} runs{'' if short else f', {self.running} at work'}{left}"
+
+
+@dataclass
+class Job:
+    """A cell that is being run."""
+
+    cell: Cell
+    folder: Path
+    log: Path
+    process: subprocess.Popen[bytes]
+    done_before: float  # which share of it an earlier call had done
+
+
+def sweep(grid: Grid, out: Path, *, jobs: int, options: Sequence[str], show: Silent) -> list[Outcome]:
+    """Run what is missing; raises `Stopped` after SIGTERM or Ctrl-C, when all runs have saved."""
+    cells = grid.cells()
+    with ExitStack() as stack:
+        claim(grid, out, stack)
+        todo = [cell for cell in cells if not _finished(cell, out)]
+        before = f"; {len(cells) - len(todo)} have ended before" if len(todo) < len(cells) else ""
+        show.line(f"{grid.recipe}: {len(cells)} run{'s' * (len(cells) > 1)} in {out}, {jobs} at a time{before}")
+        requests = stack.enter_context(StopRequests())
+        stack.enter_context(show)
+        failed = Runner(grid.recipe, out, todo, len(cells), jobs, list(options), show, requests).run()
+    return [_outcome(cell, out, failed) for cell in cells]
+
+
+def claim(grid: Grid, out: Path, stack: ExitStack) -> None:
+    """Make the folder this grid's own; an error if it is another's, or if another process works in it."""
+    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / LIST).exists())):
+        raise ConfigError(f"{out} holds something else than a sweep; choose another place by --out.")
+    try:
+        (out / LOGS).mkdir(parents=True, exist_ok=True)
+        lock = stack.enter_context((out / ".lock").open("w"))
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written: {error.strerror}; choose another place by --out.") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(f"another sweep works in {out}; wait for it, or choose another --out.") from None
+    except OSError:
+        pass  # a file system without locks
+    ours = {"recipe": grid.recipe, "settings": list(grid.settings), "over": [field for field, _ in grid.over]}
+    if (out / LIST).exists():
+        theirs = _list(out)
+        key = next((key for key, value in ours.items() if theirs.get(key) != value), None)
+        if key is not None:
+            raise ConfigError(
+                f"{out} holds another sweep: {key} is {theirs.get(key)} there and {ours[key]} here. More seeds or "
+                "values may be added; for anything else choose another --out."
+            )
+    write_atomically(out / LIST, json.dumps(ours, indent=1) + "\n")
+
+
+def _list(out: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((out / LIST).read_text())
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{out / LIST} is damaged; remove it, and the sweep goes on with the runs that are there.")
+    return found
+
+
+def _finished(cell: Cell, out: Path) -> bool:
+    """Whether a cell has ended; an error if its folder holds a run of another recipe."""
+    folder = RunFolder(out / cell.name)
+    if (folder.path / "metrics.jsonl").exists():
+        folder.check_recipe(cell.recipe)
+    return folder.finished
+
+
+def _outcome(cell: Cell, out: Path, failed: dict[str, str]) -> Outcome:
+    folder = RunFolder(out / cell.name)
+    if cell.name in failed:
+        return Outcome(cell, folder.path, None, failed[cell.name])
+    return Outcome(cell, folder.path, folder.summary())
+
+
+class Runner:
+    """The processes of a sweep."""
+
+    def __init__(
+        self,
+        recipe: str,
+        out: Path,
+        todo: list[Cell],
+        total: int,
+        jobs: int,
+        options: list[str],
+        show: Silent,
+        requests: StopRequests,
+    ) -> None:
+        self.recipe, self.out, self.todo, self.total, self.jobs = recipe, out, list(todo), total, jobs
+        self.options, self.show, self.requests = options, show, requests
+        self.running: list[Job] = []
+        self.failed: dict[str, str] = {}
+        self.ended = total - len(todo)  # with a result or without
+        self.started, self.work = time.monotonic(), 0.0  # how many cells' worth of work this call has seen end
+
+    def run(self) -> dict[str, str]:
+        """Run all; returns why those failed that did."""
+        try:
+            while self.todo or self.running:
+                while self.todo and len(self.running) < self.jobs and self.requests.asked is None:
+                    self.start(self.todo.pop(0))
+                self.look()
+                if self.requests.asked is not None:
+                    self.stop(self.requests.asked)
+                time.sleep(POLL)
+        finally:
+            for job in self.running:  # a second signal came, or something went wrong here
+                job.process.kill()
+        return self.failed
+
+    def start(self, cell: Cell) -> None:
+        """Start a cell, in a session of its own: Ctrl-C is for us to pass on."""
+        folder, log = self.out / cell.name, self.out / LOGS / f"{cell.name}.log"
+        words = [sys.executable, "-m", "maskconnect", "train", self.recipe, "--seed", str(cell.recipe.seed)]
+        words += [word for setting in cell.settings for word in ("--set", setting)]
+        with log.open("ab") as file:
+            process = subprocess.Popen(
+                [*words, "--out", str(folder), *self.options],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.running.append(Job(cell, folder, log, process, share_done(folder, cell.recipe.epochs)))
+
+    def look(self) -> None:
+        """See who has ended, and how far the others are."""
+        for job in [job for job in self.running if job.process.poll() is not None]:
+            self.running.remove(job)
+            self.ended += 1
+            self.work += 1 - job.done_before
+            self.note(job)
+        shares = [share_done(job.folder, job.cell.recipe.epochs) for job in self.running]
+        work = self.work + sum(now - job.done_before for now, job in zip(shares, self.running, strict=True))
+        done = self.ended + sum(shares)
+        seconds = time.monotonic() - self.started
+        left = (self.total - done) * seconds / work if work > 0.02 else None
+        self.show.progress(Overall(done, self.total, len(self.running), left))
+
+    def note(self, job: Job) -> None:
+        """Say what became of a cell."""
+        code, summary = job.process.returncode, RunFolder(job.folder)
+        if code == 0 and summary.finished:
+            test = summary.summary()["test"]["top1"]
+            self.show.line(f"[{self.ended}/{self.total}] {job.cell.name}: test accuracy {test:.2f} %")
+        elif self.requests.asked is None:
+            self.failed[job.cell.name] = why = reason(job.log, code)
+            self.show.line(f"[{self.ended}/{self.total}] {job.cell.name} FAILED: {why}")
+
+    def stop(self, number: int) -> None:
+        """Ask all to save and end, wait for them, and stop."""
+        self.show.line(f"stopping {len(self.running)} runs; a second time stops them at once")
+        for job in self.running:
+            if job.process.poll() is None:
+                os.kill(job.process.pid, number)
+        for job in self.running:
+            job.process.wait()
+        self.running = []
+        raise Stopped(number)
+
+
+def share_done(folder: Path, epochs: int) -> float:
+    """Which share of its epochs a run has done, as far as its metrics tell."""
+    try:
+        with (folder / "metrics.jsonl").open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 8192))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return 0.0
+    for line in reversed(lines):
+        try:
+            found = json.loads(line)
+            begun = 0.0 if found["kind"] == "epoch" else 0.5  # an epoch that has begun counts half
+            return min(1.0, (int(found["epoch"]) - begun) / epochs)
+        except (ValueError, KeyError, TypeError):
+            continue
+    return 0.0
+
+
+def reason(log: Path, code: int) -> str:
+    """Why a process failed: the last thing it said, or what ended it."""
+    if code < 0:
+        return f"ended by {signal.Signals(-code).name}; see {log}"
+    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return lines[-1].removeprefix("error: ") if lines else f"exit code {code}; see {log}"

@@ -1,0 +1,67 @@
+"""What people call the networks of recipes, and how recipes are told apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from maskconnect.recipes.schema import Network, Recipe
+from maskconnect.recipes.write import assignments, write
+
+WIRINGS = {"learned": "Learned", "prev": "Fixed-Prev", "full": "Fixed-Full", "random": "Fixed-Random"}
+FIELDS = 3
+"""How many fields a label names, if it needs any."""
+
+
+def network_name(model: Network) -> str:
+    """`ResNet-38`, `ResNeXt {29,8,8}`."""
+    if model.architecture == "resnet":
+        return f"ResNet-{model.depth}"
+    return f"ResNeXt {{{model.depth},{model.width},{model.cardinality}}}"
+
+
+def kind_of_wiring(model: Network) -> str:
+    """`Learned`, `Fixed-Prev`, ..."""
+    return WIRINGS[model.connectivity] if isinstance(model.connectivity, str) else "Given wiring"
+
+
+def fan_in_of(model: Network) -> int | None:
+    """K; None where blocks differ in it by more than how many candidates they have."""
+    if model.connectivity in ("learned", "random"):
+        return model.fan_in
+    layout = model.layout()
+    if not isinstance(model.connectivity, str):
+        sources = layout.from_plain(model.connectivity, what="connectivity")
+    else:
+        sources = layout.prev() if model.connectivity == "prev" else layout.candidates()
+    counts = {len(sources[target]) for target in layout.targets}
+    return counts.pop() if len(counts) == 1 else None
+
+
+def wiring_name(model: Network) -> str:
+    """The kind of wiring, and K: `Learned, K=3`."""
+    fan_in = fan_in_of(model)
+    return kind_of_wiring(model) if fan_in is None else f"{kind_of_wiring(model)}, K={fan_in}"
+
+
+def without_seed(recipe: Recipe) -> Recipe:
+    """What is the same in all runs of a recipe, whatever their seeds and whatever it is called."""
+    return replace(recipe, seed=0, name="", about="", paper=None)
+
+
+def labels_of(recipes: Sequence[Recipe], wirings: Sequence[str]) -> list[str]:
+    """Each wiring; with its data set and network where those differ, and with fields that differ if need be."""
+    parts = [recipe.data.name for recipe in recipes], [network_name(recipe.model) for recipe in recipes]
+    shown = [part for part in parts if len(set(part)) > 1]
+    return told_apart([", ".join(words) for words in zip(*shown, wirings, strict=True)], recipes)
+
+
+def told_apart(names: Sequence[str], recipes: Sequence[Recipe]) -> list[str]:
+    """Names, with the fields in which recipes of the same name differ."""
+    found = []
+    for name, recipe in zip(names, recipes, strict=True):
+        own = assignments(write(recipe))
+        others = [assignments(write(r)) for n, r in zip(names, recipes, strict=True) if n == name and r != recipe]
+        keys = [key for key in own if any(other.get(key) != own[key] for other in others)]
+        found.append(f"{name} ({', '.join(f'{key}={own[key]}' for key in keys[:FIELDS])})" if keys else name)
+    return found

@@ -1,0 +1,80 @@
+"""What several runs show together: means, deviations, and intervals of paired differences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """What several runs have in common."""
+
+    count: int
+    mean: float
+    deviation: float | None  # of a sample; None where there is one run only
+
+    def text(self, digits: int = 2) -> str:
+        """As people write it."""
+        spread = "" if self.deviation is None else f" ± {self.deviation:,.{digits}f}"
+        return f"{self.mean:,.{digits}f}{spread}"
+
+
+def statistic(values: Sequence[float]) -> Statistic:
+    """The mean, and the standard deviation of a sample."""
+    return Statistic(len(values), fmean(values), stdev(values) if len(values) > 1 else None)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """By how much one thing is better than another, in runs that come in pairs."""
+
+    count: int
+    mean: float
+    interval: tuple[float, float] | None  # of 95 %; None where there is one pair only
+
+    @property
+    def verdict(self) -> str:
+        """What that shows, in plain words."""
+        if self.interval is None:
+            return "one pair shows nothing" if self.count else "no pair"
+        if self.interval[0] > 0:
+            return f"better, at n={self.count}"
+        if self.interval[1] < 0:
+            return f"worse, at n={self.count}"
+        return f"no difference shown at n={self.count}"
+
+
+def paired_difference(ours: Sequence[float], theirs: Sequence[float]) -> Difference:
+    """The mean of ours - theirs, pair by pair, and Student's interval of it."""
+    differences = [a - b for a, b in zip(ours, theirs, strict=True)]
+    count = len(differences)
+    if count < 2:
+        return Difference(count, fmean(differences) if differences else 0.0, None)
+    mean = fmean(differences)
+    half = student_quantile(0.975, count - 1) * stdev(differences) / math.sqrt(count)
+    return Difference(count, mean, (mean - half, mean + half))
+
+
+def student_quantile(probability: float, freedom: int) -> float:
+    """The quantile of Student's t for a probability above one half, by bisection."""
+    low, high = 0.0, 1.0
+    while student(high, freedom) < probability:
+        high *= 2
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if student(middle, freedom) < probability else (low, middle)
+    return (low + high) / 2
+
+
+def student(t: float, freedom: int) -> float:
+    """P(T <= t) for whole degrees of freedom, by the finite sums that there are for them."""
+    odd, angle = freedom % 2, math.atan(t / math.sqrt(freedom))
+    term = total = math.cos(angle) if odd else 1.0
+    for k in range(2 + odd, freedom - 1, 2):
+        term *= math.cos(angle) ** 2 * (k - 1) / k
+        total += term
+    inside = math.sin(angle) * total if freedom > 1 else 0.0
+    return 0.5 + (inside + angle if odd else inside * math.pi / 2) / math.pi

@@ -1,0 +1,85 @@
+"""`maskconnect compare`: pairs of seeds, intervals, verdicts."""
+
+import json
+import shutil
+
+import pytest
+import runs
+
+from maskconnect.experiments.compare import sides_of
+from maskconnect.training.statistics import paired_difference
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Three seeds of Fixed-Prev and of learned wiring; accuracies are set by hand."""
+    place = tmp_path_factory.mktemp("compare")
+    short = ("phase.learn.epochs=1", "phase.freeze.epochs=1")
+    runs.run(runs.tiny(place, *short, "model.connectivity=prev"), place / "prev/0")
+    runs.run(runs.tiny(place, *short), place / "learned/0")
+    for kind, accuracies in {"prev": (70.0, 71.0, 70.4), "learned": (72.0, 73.1, 72.3)}.items():
+        for seed, accuracy in enumerate(accuracies):
+            run = place / kind / str(seed)
+            if seed:
+                shutil.copytree(place / kind / "0", run)
+            text = (run / "recipe.toml").read_text()
+            (run / "recipe.toml").write_text(text.replace("seed = 0", f"seed = {seed}"))
+            summary = json.loads((run / "summary.json").read_text())
+            summary["test"]["top1"] = accuracy
+            (run / "summary.json").write_text(json.dumps(summary))
+    return place
+
+
+def test_runs_are_compared_seed_by_seed(folder, type_in):
+    code, said, _ = type_in("compare", folder / "prev", folder / "learned")
+    assert code == 0
+    baseline, learned = said.splitlines()[1:3]
+    assert baseline.split() == ["Fixed-Prev,", "K=1", "3", "70.47", "±", "0.50", "the", "baseline"]
+    expected = paired_difference((72.0, 73.1, 72.3), (70.0, 71.0, 70.4))
+    low, high = expected.interval
+    assert learned.split()[:2] == ["Learned,", "K=2"]
+    assert f"{expected.mean:+.2f}" in learned
+    assert f"{low:+.2f} to {high:+.2f}" in learned
+    assert learned.endswith("better, at n=3")
+
+
+def test_only_seeds_that_both_have_are_pairs(folder, type_in):
+    code, said, _ = type_in("compare", folder / "prev/0", folder / "prev/1", folder / "learned", "--json")
+    assert code == 0
+    found = json.loads(said)
+    assert found["baseline"]["accuracy"] == {"0": 70.0, "1": 71.0}
+    (other,) = found["others"]
+    assert other["pairs"] == 2
+    assert other["difference"] == pytest.approx(2.05)
+    code, said, _ = type_in("compare", folder / "prev/0", folder / "learned/1")
+    assert "no pair" in said
+
+
+def test_the_first_recipe_is_the_baseline(folder):
+    assert [side.label for side in sides_of([folder / "learned", folder / "prev"])] == [
+        "Learned, K=2",
+        "Fixed-Prev, K=1",
+    ]
+
+
+def test_mistakes_are_one_sentence(folder, type_in, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(folder / "learned/0", other)
+    data = json.loads((other / "data.json").read_text())
+    data["test"]["sha256"] = "0" * 64
+    (other / "data.json").write_text(json.dumps(data))
+    unfinished = tmp_path / "unfinished"
+    shutil.copytree(folder / "learned/1", unfinished)
+    (unfinished / "summary.json").unlink()
+    again = tmp_path / "again"
+    shutil.copytree(folder / "learned/1", again)
+    for words, sentence in (
+        ([folder / "prev"], "all runs are of one recipe (Fixed-Prev, K=1)"),
+        ([folder / "prev", other], "were tested on different images"),
+        ([folder / "prev", unfinished], "has not ended"),
+        ([folder / "learned", again], "a run of a seed, 1, that was named before"),
+        ([tmp_path / "nowhere"], "does not exist"),
+    ):
+        code, said, errors = type_in("compare", *words)
+        assert (code, said, errors.count("\n")) == (2, "", 1)
+        assert sentence in errors

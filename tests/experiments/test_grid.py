@@ -1,0 +1,83 @@
+"""Which runs a sweep is made of."""
+
+import pytest
+
+import maskconnect as mc
+from maskconnect.experiments.grid import Grid, field_and_values, seeds_of, values_of
+from maskconnect.recipes import load
+
+
+def test_every_combination_of_values_and_seeds_is_a_cell():
+    grid = Grid(
+        recipe="quick/digits",
+        settings=("phase.learn.epochs=2",),
+        over=(("model.fan_in", ("1", "3")), ("phase.learn.mask_lr", ("0.1",))),
+        seeds=(0, 5),
+    )
+    cells = grid.cells()
+    assert [cell.name for cell in cells] == [
+        "fan_in=1_mask_lr=0.1_seed=0",
+        "fan_in=1_mask_lr=0.1_seed=5",
+        "fan_in=3_mask_lr=0.1_seed=0",
+        "fan_in=3_mask_lr=0.1_seed=5",
+    ]
+    settings = ["phase.learn.epochs=2", "model.fan_in=3", "phase.learn.mask_lr=0.1"]
+    assert list(cells[3].settings) == settings
+    assert cells[3].recipe.seed == 5
+    assert cells[2].recipe == load("quick/digits", settings)
+
+
+def test_fields_that_end_alike_keep_their_whole_names():
+    over = (("phase.learn.lr", ("0.1",)), ("phase.fine.lr", ("0.01",)))
+    assert Grid(recipe="quick/digits", over=over).cells()[0].name == "phase.learn.lr=0.1_phase.fine.lr=0.01_seed=0"
+
+
+def test_names_of_cells_are_names_of_folders():
+    cell = Grid(recipe="quick/digits", over=(("about", ("a/b ../c",)),)).cells()[0]
+    assert cell.name == "about=a-b-..-c_seed=0"
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("1..4", ("1", "2", "3", "4")),
+        ("0.1,0.3", ("0.1", "0.3")),
+        ("1, 5..7", ("1", "5", "6", "7")),
+        ("prev", ("prev",)),
+    ],
+)
+def test_values_as_people_write_them(text, values):
+    assert values_of(text, "--over") == values
+    assert field_and_values(f"model.x={text}") == ("model.x", values)
+
+
+@pytest.mark.parametrize(("text", "seeds"), [("3", (0, 1, 2)), ("2..4", (2, 3, 4)), ("7,0", (7, 0)), ("0,", (0,))])
+def test_seeds_are_how_many_or_which(text, seeds):
+    assert seeds_of(text) == seeds
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: values_of("4..1", "--fan-in"), "4..1 is no range"),
+        (lambda: values_of("1..999999999", "--fan-in"), "is no range"),
+        (lambda: values_of("", "--fan-in"), "must be values such as"),
+        (lambda: values_of("1,1", "--fan-in"), "each once"),
+        (lambda: seeds_of("0"), "must be 1 or more"),
+        (lambda: seeds_of("-1"), "must be how many"),
+        (lambda: seeds_of("1.5,2"), "whole numbers"),
+        (lambda: field_and_values("model.fan_in"), "needed is FIELD=VALUES"),
+        (
+            lambda: Grid(recipe="quick/digits", over=(("model.fan_in", ("9",)),)).cells(),
+            "no block of this network has more than 8",
+        ),
+        (lambda: Grid(recipe="quick/digits", over=(("model.fan_in", ("0",)),)).cells(), "fan_in is 0"),
+        (lambda: Grid(recipe="quick/digits", over=(("model.fanin", ("1",)),)).cells(), "did you mean model.fan_in"),
+        (lambda: Grid(recipe="quick/digitz").cells(), "Did you mean 'quick/digits'"),
+        (lambda: Grid(recipe="quick/digits", over=(("seed", ("1",)),) * 2).cells(), "name each field once"),
+        (lambda: Grid(recipe="quick/digits", seeds=tuple(range(100_001))).cells(), "surely not meant"),
+    ],
+)
+def test_a_mistake_is_one_sentence(make, sentence):
+    with pytest.raises(mc.ConfigError, match=sentence):
+        make()

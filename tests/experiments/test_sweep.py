@@ -1,0 +1,136 @@
+"""`maskconnect sweep`, with real processes."""
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import runs
+
+SHORT = [f"--set=phase.{name}.epochs=1" for name in ("learn", "freeze", "fine", "finer")]
+
+
+@pytest.fixture
+def recipe(tmp_path, monkeypatch):
+    """The recipe of the tests as a file in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    runs.tiny(tmp_path)
+    return "tiny.toml"
+
+
+def test_a_grid_is_run_shown_and_not_run_again(recipe, type_in, tmp_path):
+    words = ["sweep", recipe, *SHORT, "--fan-in", "1,2", "--jobs", "2", "--out", "grid"]
+    code, said, errors = type_in(*words)
+    assert (code, errors) == (0, "")
+    lines = said.splitlines()
+    assert lines[0] == "tiny.toml: 2 runs in grid, 2 at a time"
+    folders = {k: tmp_path / f"grid/fan_in={k}_seed=0" for k in (1, 2)}
+    summaries = {k: json.loads((folder / "summary.json").read_text()) for k, folder in folders.items()}
+    for k, summary in summaries.items():
+        assert summary["fan_in"] == k
+        accuracy = f"{summary['test']['top1']:.2f}"
+        assert any(line.endswith(f"fan_in={k}_seed=0: test accuracy {accuracy} %") for line in lines)
+        assert any(line.split()[:3] == [str(k), "1", accuracy] for line in lines)
+    assert lines[-1] == "  maskconnect report grid --out report" or lines[-1].endswith(
+        "maskconnect report grid --out report"
+    )
+    table = (tmp_path / "grid/results.csv").read_text().splitlines()
+    assert table[0] == "model.fan_in,seed,top1,top5,parameters,pruned,seconds,folder,failed"
+    assert [row.split(",")[2] for row in table[1:]] == [str(s["test"]["top1"]) for s in summaries.values()]
+    times = {k: (folder / "summary.json").stat().st_mtime_ns for k, folder in folders.items()}
+    code, said, _ = type_in(*words)
+    assert code == 0
+    assert "2 have ended before" in said
+    assert {k: (folder / "summary.json").stat().st_mtime_ns for k, folder in folders.items()} == times
+
+
+def test_a_cell_is_the_run_that_train_makes_and_seeds_may_be_added(recipe, type_in, tmp_path):
+    assert type_in("sweep", recipe, *SHORT, "--seeds", "1", "--threads", "1", "--out", "grid")[0] == 0
+    assert type_in("sweep", recipe, *SHORT, "--seeds", "2", "--threads", "1", "--out", "grid")[0] == 0
+    assert type_in("train", recipe, *SHORT, "--seed", "1", "--threads", "1", "--out", "alone")[0] == 0
+    files, metrics, summary = runs.results(tmp_path / "grid/seed=1")
+    assert (files, metrics, summary) == runs.results(tmp_path / "alone")
+
+
+def test_a_cell_that_fails_does_not_stop_the_others(recipe, type_in, tmp_path):
+    words = ["sweep", recipe, *SHORT, "--over", "data.name=cifar10,digits", "--out", "grid"]
+    code, said, _ = type_in(*words)
+    assert code == 1
+    assert "name=cifar10_seed=0 FAILED: " in said
+    assert "name=digits_seed=0: test accuracy" in said
+    last = said.splitlines()[-1]
+    assert last.startswith("FAILED name=cifar10_seed=0: ")
+    assert "cifar10" in last.partition(": ")[2]
+    rows = (tmp_path / "grid/results.csv").read_text().splitlines()
+    assert rows[1].startswith("cifar10,0,,,,,,")
+    assert (tmp_path / "grid/logs/name=cifar10_seed=0.log").exists()
+
+
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_stops_all_cleanly_and_the_same_command_goes_on(recipe, type_in, tmp_path, number, expected):
+    words = ["sweep", recipe, "--set", "phase.learn.epochs=25", "--seeds", "2", "--jobs", "2", "--threads", "1"]
+    words += ["--set", "phase.freeze.epochs=1", "--out", "grid"]
+    process = runs.command(*words, cwd=tmp_path)
+    metrics = [tmp_path / f"grid/seed={seed}/metrics.jsonl" for seed in (0, 1)]
+    deadline = time.monotonic() + 60
+    while not all(path.exists() and path.stat().st_size for path in metrics) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(number)
+    said, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (expected, "")
+    assert "all is saved" in said
+    for path in metrics:
+        assert list((path.parent / "checkpoints").iterdir()), "each run has saved"
+        assert not (path.parent / "summary.json").exists()
+    if number == signal.SIGTERM:
+        return
+    assert type_in(*words)[0] == 0
+    logs = (tmp_path / "grid/logs/seed=0.log").read_text()
+    assert "going on from step" in logs
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--fan-in", "1..6"], "no block of this network has more than 5"),
+        (["--over", "model.fanin=1"], "did you mean model.fan_in"),
+        (["--jobs", "0"], "--jobs is 0"),
+        (["--out", "full"], "holds something else than a sweep"),
+        (["--seeds", "two"], "--seeds is 'two'"),
+        (["--precision", "fp8"], "precision is 'fp8'"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_nothing_is_run(recipe, type_in, tmp_path, words, sentence):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/thesis.tex").write_text("x")
+    code, said, errors = type_in("sweep", recipe, *(["--out", "grid"] if "--out" not in words else []), *words)
+    assert (code, said, errors.count("\n")) == (2, "", 1)
+    assert sentence in errors
+    assert not (tmp_path / "grid").exists()
+
+
+def test_two_sweeps_do_not_share_a_folder(recipe, type_in, tmp_path):
+    from contextlib import ExitStack
+
+    from maskconnect.experiments.grid import Grid
+    from maskconnect.experiments.sweep import claim
+
+    with ExitStack() as stack:
+        claim(Grid(recipe=recipe, settings=("model.depth=14",)), Path("grid"), stack)
+        code, _, errors = type_in("sweep", recipe, "--set", "model.depth=14", "--out", "grid")
+        assert code == 2
+        assert "another sweep works in grid" in errors
+    code, _, errors = type_in("sweep", recipe, "--set", "model.depth=20", "--out", "grid")
+    assert code == 2
+    assert "settings is ['model.depth=14'] there and ['model.depth=20'] here" in errors
+
+
+def test_a_recipe_that_has_changed_is_not_mixed_with_the_old_one(recipe, type_in, tmp_path):
+    words = ["sweep", recipe, *SHORT, "--threads", "1", "--out", "grid"]
+    assert type_in(*words)[0] == 0
+    text = Path(recipe).read_text()
+    Path(recipe).write_text(text.replace("batch_size = 32", "batch_size = 16"))
+    code, _, errors = type_in(*words)
+    assert code == 2
+    assert "training.batch_size is 32 there and 16 here" in errors

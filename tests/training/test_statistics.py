@@ -1,0 +1,45 @@
+"""Means, deviations and intervals."""
+
+import random
+
+import pytest
+from scipy import stats
+
+from maskconnect.training.statistics import paired_difference, statistic, student, student_quantile
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 5, 10, 29, 30, 101])
+def test_quantiles_are_students(freedom):
+    assert student_quantile(0.975, freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=1e-9)
+    for t in (0.0, 0.3, 2.0, 9.0):
+        assert student(t, freedom) == pytest.approx(stats.t.cdf(t, freedom), rel=1e-12)
+
+
+def test_intervals_are_those_of_the_paired_t_test():
+    chance = random.Random(0)
+    ours = [chance.gauss(70, 1) for _ in range(6)]
+    theirs = [chance.gauss(69, 1) for _ in range(6)]
+    found = paired_difference(ours, theirs)
+    expected = stats.ttest_rel(ours, theirs).confidence_interval(0.95)
+    assert found.interval == pytest.approx((expected.low, expected.high))
+    assert found.mean == pytest.approx(sum(ours) / 6 - sum(theirs) / 6)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "verdict"),
+    [
+        ([71.0, 72.0, 71.5, 71.8], [69.0, 70.1, 69.4, 69.9], "better, at n=4"),
+        ([69.0, 70.1, 69.4, 69.9], [71.0, 72.0, 71.5, 71.8], "worse, at n=4"),
+        ([70.0, 71.0], [70.5, 70.6], "no difference shown at n=2"),
+        ([70.0, 70.0], [70.0, 70.0], "no difference shown at n=2"),
+        ([75.0], [70.0], "one pair shows nothing"),
+        ([], [], "no pair"),
+    ],
+)
+def test_verdicts_are_plain(ours, theirs, verdict):
+    assert paired_difference(ours, theirs).verdict == verdict
+
+
+def test_a_mean_has_a_deviation_from_two_values_on():
+    assert statistic([1.0, 2.0, 3.0]).text() == "2.00 ± 1.00"
+    assert statistic([1.0]).text() == "1.00"
