@@ -3,10 +3,13 @@
 import json
 import signal
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import runs
+
+from maskconnect.experiments.sweep import claim
 
 SHORT = [f"--set=phase.{name}.epochs=1" for name in ("learn", "freeze", "fine", "finer")]
 
@@ -24,7 +27,7 @@ def test_a_grid_is_run_shown_and_not_run_again(recipe, type_in, tmp_path):
     code, said, errors = type_in(*words)
     assert (code, errors) == (0, "")
     lines = said.splitlines()
-    assert lines[0] == "tiny.toml: 2 runs in grid, 2 at a time"
+    assert lines[0] == "2 runs in grid, 2 at a time"
     folders = {k: tmp_path / f"grid/fan_in={k}_seed=0" for k in (1, 2)}
     summaries = {k: json.loads((folder / "summary.json").read_text()) for k, folder in folders.items()}
     for k, summary in summaries.items():
@@ -45,6 +48,7 @@ def test_a_grid_is_run_shown_and_not_run_again(recipe, type_in, tmp_path):
     assert {k: (folder / "summary.json").stat().st_mtime_ns for k, folder in folders.items()} == times
 
 
+@pytest.mark.slow
 def test_a_cell_is_the_run_that_train_makes_and_seeds_may_be_added(recipe, type_in, tmp_path):
     assert type_in("sweep", recipe, *SHORT, "--seeds", "1", "--threads", "1", "--out", "grid")[0] == 0
     assert type_in("sweep", recipe, *SHORT, "--seeds", "2", "--threads", "1", "--out", "grid")[0] == 0
@@ -67,6 +71,7 @@ def test_a_cell_that_fails_does_not_stop_the_others(recipe, type_in, tmp_path):
     assert (tmp_path / "grid/logs/name=cifar10_seed=0.log").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_stops_all_cleanly_and_the_same_command_goes_on(recipe, type_in, tmp_path, number, expected):
     words = ["sweep", recipe, "--set", "phase.learn.epochs=25", "--seeds", "2", "--jobs", "2", "--threads", "1"]
@@ -111,13 +116,8 @@ def test_a_mistake_is_one_sentence_and_nothing_is_run(recipe, type_in, tmp_path,
 
 
 def test_two_sweeps_do_not_share_a_folder(recipe, type_in, tmp_path):
-    from contextlib import ExitStack
-
-    from maskconnect.experiments.grid import Grid
-    from maskconnect.experiments.sweep import claim
-
     with ExitStack() as stack:
-        claim(Grid(recipe=recipe, settings=("model.depth=14",)), Path("grid"), stack)
+        claim({"recipe": recipe, "settings": ["model.depth=14"], "over": []}, Path("grid"), stack)
         code, _, errors = type_in("sweep", recipe, "--set", "model.depth=14", "--out", "grid")
         assert code == 2
         assert "another sweep works in grid" in errors
@@ -126,6 +126,7 @@ def test_two_sweeps_do_not_share_a_folder(recipe, type_in, tmp_path):
     assert "settings is ['model.depth=14'] there and ['model.depth=20'] here" in errors
 
 
+@pytest.mark.slow
 def test_a_recipe_that_has_changed_is_not_mixed_with_the_old_one(recipe, type_in, tmp_path):
     words = ["sweep", recipe, *SHORT, "--threads", "1", "--out", "grid"]
     assert type_in(*words)[0] == 0

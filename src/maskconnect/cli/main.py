@@ -19,7 +19,21 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from maskconnect import __version__
-from maskconnect.cli import bench, compare, data, demo, evaluate, export, predict, prune, recipes, report, sweep, train
+from maskconnect.cli import (
+    bench,
+    compare,
+    data,
+    demo,
+    evaluate,
+    export,
+    predict,
+    prune,
+    recipes,
+    report,
+    reproduce,
+    sweep,
+    train,
+)
 from maskconnect.errors import ConfigError, MaskConnectError, unknown_name
 
 
@@ -111,7 +125,21 @@ def _parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"maskconnect {__version__}")
     verbs = parser.add_subparsers(metavar="COMMAND", required=True, title="commands")
-    for command in (demo, train, sweep, evaluate, compare, report, prune, predict, export, recipes, data, bench):
+    for command in (
+        demo,
+        train,
+        sweep,
+        reproduce,
+        evaluate,
+        compare,
+        report,
+        prune,
+        predict,
+        export,
+        recipes,
+        data,
+        bench,
+    ):
         command.add_to(verbs)
     return parser
 

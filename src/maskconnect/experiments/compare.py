@@ -9,7 +9,7 @@ from typing import Any
 
 from maskconnect.errors import CheckpointError, ConfigError
 from maskconnect.recipes import Recipe
-from maskconnect.recipes.names import labels_of, wiring_name, without_seed
+from maskconnect.recipes.naming import labels_of, wiring_name, without_seed
 from maskconnect.training.folder import DATA, RunFolder, find_runs
 from maskconnect.training.statistics import Difference, Statistic, paired_difference, statistic
 

@@ -20,6 +20,7 @@ class Cell:
     """One run of a grid."""
 
     name: str  # of its folder
+    source: str  # the recipe, by name or file
     settings: tuple[str, ...]  # what `maskconnect train --set` is given
     values: tuple[str, ...]  # of the fields that the grid goes over
     recipe: Recipe
@@ -51,7 +52,9 @@ class Grid:
         _check_fan_in(recipe)
         words = [f"{self._short(field)}={value}" for (field, _), value in zip(self.over, values, strict=True)]
         name = "_".join([*words, f"seed={seed}"])
-        return Cell(name=re.sub(r"[^\w.,=+-]", "-", name), settings=settings, values=values, recipe=recipe)
+        return Cell(
+            name=re.sub(r"[^\w.,=+-]", "-", name), source=self.recipe, settings=settings, values=values, recipe=recipe
+        )
 
     def _short(self, field: str) -> str:
         """The last word of a field, or all of it where another ends in the same word."""

@@ -67,21 +67,28 @@ class Job:
 
 
 def sweep(grid: Grid, out: Path, *, jobs: int, options: Sequence[str], show: Silent) -> list[Outcome]:
-    """Run what is missing; raises `Stopped` after SIGTERM or Ctrl-C, when all runs have saved."""
-    cells = grid.cells()
+    """Run what is missing of a grid; raises `Stopped` after SIGTERM or Ctrl-C, when all runs have saved."""
+    ours = {"recipe": grid.recipe, "settings": list(grid.settings), "over": [field for field, _ in grid.over]}
+    return run_cells(grid.cells(), out, ours, jobs=jobs, options=options, show=show)
+
+
+def run_cells(
+    cells: Sequence[Cell], out: Path, ours: dict[str, Any], *, jobs: int, options: Sequence[str], show: Silent
+) -> list[Outcome]:
+    """Run what is missing of some cells, in a folder that is known by `ours`."""
     with ExitStack() as stack:
-        claim(grid, out, stack)
+        claim(ours, out, stack)
         todo = [cell for cell in cells if not _finished(cell, out)]
         before = f"; {len(cells) - len(todo)} have ended before" if len(todo) < len(cells) else ""
-        show.line(f"{grid.recipe}: {len(cells)} run{'s' * (len(cells) > 1)} in {out}, {jobs} at a time{before}")
+        show.line(f"{len(cells)} run{'s' * (len(cells) > 1)} in {out}, {jobs} at a time{before}")
         requests = stack.enter_context(StopRequests())
         stack.enter_context(show)
-        failed = Runner(grid.recipe, out, todo, len(cells), jobs, list(options), show, requests).run()
+        failed = Runner(out, todo, len(cells), jobs, list(options), show, requests).run()
     return [_outcome(cell, out, failed) for cell in cells]
 
 
-def claim(grid: Grid, out: Path, stack: ExitStack) -> None:
-    """Make the folder this grid's own; an error if it is another's, or if another process works in it."""
+def claim(ours: dict[str, Any], out: Path, stack: ExitStack) -> None:
+    """Make the folder one for just this; an error if it is another's, or if another process works in it."""
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / LIST).exists())):
         raise ConfigError(f"{out} holds something else than a sweep; choose another place by --out.")
     try:
@@ -95,7 +102,6 @@ def claim(grid: Grid, out: Path, stack: ExitStack) -> None:
         raise ConfigError(f"another sweep works in {out}; wait for it, or choose another --out.") from None
     except OSError:
         pass  # a file system without locks
-    ours = {"recipe": grid.recipe, "settings": list(grid.settings), "over": [field for field, _ in grid.over]}
     if (out / LIST).exists():
         theirs = _list(out)
         key = next((key for key, value in ours.items() if theirs.get(key) != value), None)
@@ -137,7 +143,6 @@ class Runner:
 
     def __init__(
         self,
-        recipe: str,
         out: Path,
         todo: list[Cell],
         total: int,
@@ -146,7 +151,7 @@ class Runner:
         show: Silent,
         requests: StopRequests,
     ) -> None:
-        self.recipe, self.out, self.todo, self.total, self.jobs = recipe, out, list(todo), total, jobs
+        self.out, self.todo, self.total, self.jobs = out, list(todo), total, jobs
         self.options, self.show, self.requests = options, show, requests
         self.running: list[Job] = []
         self.failed: dict[str, str] = {}
@@ -171,7 +176,7 @@ class Runner:
     def start(self, cell: Cell) -> None:
         """Start a cell, in a session of its own: Ctrl-C is for us to pass on."""
         folder, log = self.out / cell.name, self.out / LOGS / f"{cell.name}.log"
-        words = [sys.executable, "-m", "maskconnect", "train", self.recipe, "--seed", str(cell.recipe.seed)]
+        words = [sys.executable, "-m", "maskconnect", "train", cell.source, "--seed", str(cell.recipe.seed)]
         words += [word for setting in cell.settings for word in ("--set", setting)]
         with log.open("ab") as file:
             process = subprocess.Popen(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from maskconnect.recipes.names import labels_of, without_seed
+from maskconnect.recipes.naming import labels_of, without_seed
 from maskconnect.recipes.schema import Paper, Recipe
 from maskconnect.report.runs import Run
 from maskconnect.training.statistics import Statistic, statistic

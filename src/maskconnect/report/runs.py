@@ -23,7 +23,7 @@ from maskconnect.core.stack import MaskedStack
 from maskconnect.core.wiring import Layout
 from maskconnect.errors import CheckpointError
 from maskconnect.models import build
-from maskconnect.recipes.names import fan_in_of, kind_of_wiring, network_name, wiring_name
+from maskconnect.recipes.naming import fan_in_of, kind_of_wiring, network_name, wiring_name
 from maskconnect.recipes.schema import Network, Recipe
 from maskconnect.report.wires import Wires, fixed_wires, learned_wires
 from maskconnect.training.folder import CLASSES, PREDICTIONS, RunFolder

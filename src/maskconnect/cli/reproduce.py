@@ -1,0 +1,168 @@
+"""`maskconnect reproduce`: a table or a figure of the paper, our numbers beside its own."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from maskconnect.cli.sweep import options_of_jobs
+from maskconnect.cli.train import add_options, program
+from maskconnect.cli.verb import add_verb
+from maskconnect.errors import ConfigError, unknown_name
+
+if TYPE_CHECKING:
+    from maskconnect.experiments.paper import Experiment
+    from maskconnect.experiments.sweep import Outcome
+
+EXAMPLE = """reproduce                                              what there is, and what it costs
+  maskconnect reproduce table1 --scale quick --data data --jobs 2    at a size for two cores
+  maskconnect reproduce table1 --data data                           the paper's own experiment
+  maskconnect reproduce table6                                       architectures, as they are built
+
+The same command again goes on: runs that have ended are not run again."""
+
+
+def add_to(commands: argparse._SubParsersAction[Any]) -> None:
+    """Add `reproduce` to the command line."""
+    about = "a table or figure of the paper: run what is missing, show our numbers beside the paper's"
+    parser = add_verb(commands, "reproduce", run, about, EXAMPLE)
+    parser.add_argument(
+        "name", metavar="NAME", nargs="?", help="table1 to table7, resnet50, fig2 to fig6; none: a list"
+    )
+    parser.add_argument("--scale", default="paper", metavar="NAME", help="paper (the default) or quick")
+    parser.add_argument("--seeds", metavar="N", help="how many, from 0 on, or which: 2..5 (default: as in the paper)")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="the folder that the data set is in (default: data)")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="for runs and tables (default: runs/reproduce/NAME-SCALE)"
+    )
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time (default: 1)")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="also keep the table in this Markdown file")
+    add_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Reproduce, or list."""
+    from maskconnect.experiments.architectures import NETWORKS
+    from maskconnect.experiments.paper import EXPERIMENTS, SCALES
+
+    if args.scale not in SCALES:
+        raise unknown_name("--scale", args.scale, SCALES)
+    if args.name is None:
+        show_list()
+        return 0
+    if args.name in NETWORKS:
+        show_architectures(args.name)
+        return 0
+    if args.name not in EXPERIMENTS:
+        raise unknown_name("the name", args.name, [*EXPERIMENTS, *NETWORKS])
+    return reproduce(EXPERIMENTS[args.name], args)
+
+
+def show_list() -> None:
+    """What there is, and what it costs."""
+    from maskconnect.cli.table import show_table
+    from maskconnect.experiments.architectures import NETWORKS
+    from maskconnect.experiments.paper import EXPERIMENTS
+
+    rows = [(e.name, e.title, cost(e, "paper"), cost(e, "quick")) for e in EXPERIMENTS.values()]
+    titles = {"table6": "ResNeXt for CIFAR, layer by layer", "table7": "ResNeXt for Mini-ImageNet, layer by layer"}
+    rows += [(name, titles[name], "nothing", "") for name in NETWORKS]
+    show_table(("name", "what it is", "--scale paper", "--scale quick"), rows)
+
+
+def cost(experiment: Experiment, scale: str) -> str:
+    """How many runs of how many epochs."""
+    from maskconnect.experiments.paper import recipes_of
+
+    recipes = recipes_of(experiment, scale)
+    epochs = sorted({recipe.epochs for recipe in recipes})
+    runs = len(recipes) * experiment.seeds
+    return f"{runs} run{'s' * (runs > 1)} of {' to '.join(map(str, epochs))} epochs" if recipes else ""
+
+
+def show_architectures(name: str) -> None:
+    """Tables 6 and 7."""
+    from maskconnect.experiments.architectures import NETWORKS, architecture
+
+    stem, networks = NETWORKS[name]
+    for number, (depth, width, cardinality) in enumerate(networks):
+        print("\n" * bool(number) + f"{{D={depth}, w={width}, C={cardinality}}}")
+        for line in architecture(stem, depth, width, cardinality):
+            print(f"  {line}")
+
+
+def reproduce(experiment: Experiment, args: argparse.Namespace) -> int:
+    """Run what is missing, show the table or draw the figure; 1 if some runs failed."""
+    from maskconnect.experiments.grid import seeds_of
+    from maskconnect.experiments.sweep import run_cells
+    from maskconnect.training.show import usual
+    from maskconnect.training.stop import Stopped
+
+    rows = experiment.rows(args.scale)
+    if not rows:
+        raise ConfigError(f"{experiment.name} has no quick form: its data set is too large. Take --scale paper.")
+    seeds = range(experiment.seeds) if args.seeds is None else seeds_of(args.seeds)
+    cells = [row.cell(seed) for row in rows for seed in seeds]
+    out = args.out or Path("runs/reproduce") / f"{experiment.name}-{args.scale}"
+    print(f"{experiment.title}, {args.scale} scale", flush=True)
+    ours = {"experiment": experiment.name, "scale": args.scale}
+    try:
+        outcomes = run_cells(cells, out, ours, jobs=args.jobs, options=options_of_jobs(args), show=usual())
+    except Stopped as stopped:
+        print(f"stopped by {stopped}; all is saved. The same command again goes on.", flush=True)
+        return stopped.exit_code
+    show_result(experiment, outcomes, out, args)
+    return 1 if any(outcome.summary is None for outcome in outcomes) else 0
+
+
+def show_result(experiment: Experiment, outcomes: Sequence[Outcome], out: Path, args: argparse.Namespace) -> None:
+    """The table, as text and files; for a figure, that too."""
+    from maskconnect.cli.table import show_table
+    from maskconnect.experiments.layout import table_of
+    from maskconnect.experiments.record import provenance, record
+    from maskconnect.training.files import write_atomically
+
+    table = table_of(f"{experiment.name}: {experiment.title}", outcomes, scale=args.scale)
+    lines = provenance(outcomes, shlex.join(["maskconnect", *sys.argv[1:]]))
+    kept = "\n".join([table.markdown(), *(f"- {line}" for line in lines), ""])
+    written = {
+        f"{experiment.name}.md": kept,
+        f"{experiment.name}.csv": table.csv(),
+        f"{experiment.name}.tex": table.latex(),
+    }
+    for name, text in written.items():
+        write_atomically(out / name, text)
+    if args.results is not None:
+        record(args.results, experiment.name, args.scale, table, lines)
+    print()
+    show_table(table.head, table.rows, right=range(2, 8))
+    print("\n" + "\n".join(table.notes))
+    figures = draw(experiment, [outcome.folder for outcome in outcomes if outcome.summary is not None], out)
+    print(f"\nIn {out}: {', '.join([*written, *figures])}. To look at the runs:")
+    print(f"  {program()} report {shlex.quote(str(out))} --out report")
+
+
+def draw(experiment: Experiment, folders: Sequence[Path], out: Path) -> list[str]:
+    """The figure, if the experiment is one; returns the names of its files."""
+    from maskconnect.report import charts, figures
+    from maskconnect.report.draw import write
+    from maskconnect.report.groups import groups_of
+    from maskconnect.report.runs import read_run
+    from maskconnect.report.write import drawing_of
+
+    if experiment.shows == "table" or not folders:
+        return []
+    runs = [read_run(folder) for folder in folders]
+    if experiment.shows == "wiring":
+        names = [f"{experiment.name}.{kind}" for kind in ("svg", "png")]
+        for name in names:
+            write(drawing_of(runs[0]), out / name)
+        return names
+    chart = {"fan-in": charts.fan_in, "branching": charts.branching}[experiment.shows](groups_of(runs))
+    if chart is None:
+        return []
+    return [path.name for path in figures.write_chart(chart, out / experiment.name)]

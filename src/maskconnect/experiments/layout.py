@@ -1,0 +1,131 @@
+"""A table of the paper with our numbers in it, in the paper's own layout, for the terminal, Markdown, CSV and LaTeX."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from maskconnect.experiments.sweep import Outcome
+from maskconnect.recipes.naming import network_name, wiring_name, without_seed
+from maskconnect.recipes.schema import Paper, Recipe
+from maskconnect.training.statistics import paired_difference, statistic
+
+QUICK = "Quick scale: smaller images, fewer of them, fewer epochs. It is not the paper's experiment."
+NOTES = (
+    "Accuracies are those of the last epoch, in %; the best of n seeds was chosen on the test set, as in the paper.",
+    "Differences are paired by seed; intervals are Student's.",
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Text in rows; the first of each block has the name of the network."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...]
+
+    def markdown(self) -> str:
+        """As GitHub reads it."""
+        lines = [f"**{self.title}**", "", _pipes(self.head), _pipes(["---"] * len(self.head))]
+        return "\n".join([*lines, *map(_pipes, self.rows), "", *(f"- {note}" for note in self.notes), ""])
+
+    def csv(self) -> str:
+        """For spreadsheets; every row has all its cells."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(self.head)
+        name = ""
+        for row in self.rows:
+            name = row[0] or name
+            writer.writerow([name, *row[1:]])
+        return text.getvalue()
+
+    def latex(self) -> str:
+        """With booktabs."""
+        lines = [
+            r"\begin{tabular}{ll" + "c" * (len(self.head) - 2) + "}",
+            r"\toprule",
+            _ampersands(self.head),
+            r"\midrule",
+        ]
+        for number, row in enumerate(self.rows):
+            lines += [r"\midrule"] * bool(number and row[0]) + [_ampersands(row)]
+        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *(f"% {note}" for note in self.notes), ""])
+
+
+def _pipes(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _ampersands(cells: Sequence[str]) -> str:
+    escaped: dict[str, str | int | None] = {letter: f"\\{letter}" for letter in "&%#_{}$"}
+    escaped |= {"\\": r"\textbackslash{}", "±": r"$\pm$"}
+    return " & ".join(cell.translate(str.maketrans(escaped)) for cell in cells) + r" \\"
+
+
+def table_of(title: str, outcomes: Sequence[Outcome], *, scale: str) -> Table:
+    """Our numbers beside the paper's: a row a recipe, a block a network, compared with the first row of the block."""
+    groups: list[tuple[Recipe, list[Outcome]]] = []
+    for outcome in outcomes:
+        plain = without_seed(outcome.cell.recipe)
+        same = next((members for recipe, members in groups if recipe == plain), None)
+        if same is None:
+            groups.append((plain, [outcome]))
+        else:
+            same.append(outcome)
+    rows, baseline, before = [], {}, ""
+    for _, members in groups:
+        recipe = members[0].cell.recipe
+        name, accuracy = network_name(recipe.model), _accuracies(members)
+        if name != before:
+            baseline = accuracy
+        against = _against(accuracy, baseline) if name == before else "the baseline"
+        rows.append((name if name != before else "", *_numbers(recipe, members, accuracy, against)))
+        before = name
+    head = (
+        *("model", "connectivity", "ours: best (mean ± std)", "n", "paper"),
+        *("parameters", "after pruning", "paper, after pruning", "against the baseline, 95 % interval"),
+    )
+    failed = tuple(f"{o.cell.name} has no result: {o.why}" for o in outcomes if o.summary is None)
+    return Table(title, head, tuple(rows), (*((QUICK,) if scale == "quick" else ()), *NOTES, *failed))
+
+
+def _accuracies(members: Sequence[Outcome]) -> dict[int, float]:
+    return {o.cell.recipe.seed: o.summary["test"]["top1"] for o in members if o.summary is not None}
+
+
+def _numbers(recipe: Recipe, members: Sequence[Outcome], accuracy: dict[int, float], against: str) -> tuple[str, ...]:
+    found: list[dict[str, Any]] = [o.summary for o in members if o.summary is not None]
+    count = f"{len(found)}" if len(found) == len(members) else f"{len(found)} of {len(members)}"
+    paper = recipe.paper
+    ours = f"{max(accuracy.values()):.2f} ({statistic(list(accuracy.values())).text()})" if accuracy else "no result"
+    weights = f"{found[0]['parameters']['weights'] / 1e6:.2f} M" if found else ""
+    left = statistic([s["parameters"]["pruned"] / 1e6 for s in found]).mean if found else None
+    pruned = "" if left is None else f"{left:.2f} M"
+    theirs = f"{paper.pruned:g} M" if paper is not None and paper.pruned is not None else ""
+    return (wiring_name(recipe.model), ours, count, _paper(paper), weights, pruned, theirs, against)
+
+
+def _paper(paper: Paper | None) -> str:
+    if paper is None or paper.accuracy is None:
+        return ""
+    spread = (
+        "" if paper.mean is None else f" ({paper.mean:.2f}" + ("" if paper.std is None else f" ± {paper.std:.2f}") + ")"
+    )
+    return f"{paper.accuracy:.2f}{spread}"
+
+
+def _against(ours: dict[int, float], theirs: dict[int, float]) -> str:
+    seeds = [seed for seed in ours if seed in theirs]
+    difference = paired_difference([ours[s] for s in seeds], [theirs[s] for s in seeds])
+    if not difference.count:
+        return "no pair of seeds"
+    if difference.interval is None:
+        return f"{difference.mean:+.2f} (one pair)"
+    low, high = difference.interval
+    return f"{difference.mean:+.2f} ({low:+.2f} to {high:+.2f}): {difference.verdict}"

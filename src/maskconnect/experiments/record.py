@@ -1,0 +1,63 @@
+"""Results that were really obtained, kept in a file by the command that obtained them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from maskconnect.errors import ConfigError
+from maskconnect.experiments.layout import Table
+from maskconnect.experiments.sweep import Outcome
+from maskconnect.training.files import write_atomically
+
+OPENING = """# Results
+Written by `maskconnect reproduce`, never by hand: each section is replaced when its command is run again.
+"""
+
+
+def provenance(outcomes: Sequence[Outcome], command: str) -> list[str]:
+    """What the numbers come from: the command, the recipes, seeds, dates, commits and machines of the runs."""
+    ended = [outcome for outcome in outcomes if outcome.summary is not None]
+    starts = [start for outcome in ended for start in _starts(outcome.folder)]
+    recipes = dict.fromkeys(" ".join([o.cell.source, *o.cell.settings]) for o in outcomes)
+    seeds = sorted({outcome.cell.recipe.seed for outcome in ended})
+    dates = sorted(str(start.get("time", ""))[:10] for start in starts)
+    found = {
+        "command": f"`{command}`",
+        "recipes": ", ".join(f"`{recipe}`" for recipe in recipes),
+        "seeds": ", ".join(map(str, seeds)) or "none has ended",
+        "dates": " to ".join(dict.fromkeys([dates[0], dates[-1]])) if dates else "",
+        "commits": ", ".join(sorted({str(start.get("commit") or "no checkout")[:12] for start in starts})),
+        "machine": ", ".join(sorted({_machine(start) for start in starts})),
+    }
+    return [f"{key}: {value}" for key, value in found.items() if value]
+
+
+def _starts(folder: Path) -> list[dict[str, Any]]:
+    try:
+        found = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    return [start for start in found if isinstance(start, dict)] if isinstance(found, list) else []
+
+
+def _machine(start: dict[str, Any]) -> str:
+    where = start.get("cuda") if start.get("device") != "cpu" and start.get("cuda") else f"CPU {start.get('cpu')}"
+    return f"{where}, {start.get('threads')} threads, torch {start.get('torch')}"
+
+
+def record(place: Path, name: str, scale: str, table: Table, lines: Sequence[str]) -> None:
+    """Put a table into the file of results, in the place of an older one of the same name and scale."""
+    try:
+        text = place.read_text(encoding="utf-8") if place.exists() else OPENING
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{place} cannot be read: {error}; name a Markdown file by --results.") from None
+    if not text.startswith(OPENING):
+        raise ConfigError(f"{place} is not a file of results of maskconnect; name another by --results.")
+    section = "\n".join([f"## {name}, {scale} scale", "", table.markdown(), *(f"- {line}" for line in lines), ""])
+    older = re.compile(rf"^## {re.escape(name)}, {scale} scale\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+    text = older.sub(lambda _: f"{section}\n", text) if older.search(text) else f"{text.rstrip()}\n\n{section}\n"
+    write_atomically(place, text.rstrip() + "\n")

@@ -1,0 +1,181 @@
+"""`maskconnect reproduce`: the paper's tables and figures, with our numbers beside its own."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import runs
+
+from maskconnect.experiments import paper
+from maskconnect.experiments.architectures import NETWORKS, architecture
+from maskconnect.experiments.layout import table_of
+from maskconnect.experiments.paper import EXPERIMENTS, Experiment, Row, recipes_of
+from maskconnect.experiments.record import OPENING, record
+from maskconnect.experiments.sweep import Outcome
+from maskconnect.recipes import load, names
+from maskconnect.training.statistics import paired_difference
+
+
+def test_every_row_of_a_table_of_the_paper_is_in_the_experiment_of_that_name():
+    stated = {name: load(name).paper for name in names() if name.startswith("paper/")}
+    for number in range(1, 6):
+        rows = [row.recipe for row in EXPERIMENTS[f"table{number}"].paper]
+        assert len(set(rows)) == len(rows)
+        assert set(rows) == {name for name, found in stated.items() if found.where == f"table {number}"}
+    used = {row.recipe for experiment in EXPERIMENTS.values() for row in experiment.paper}
+    assert used == set(stated), "each recipe of the paper is used"
+
+
+def test_experiments_are_those_of_the_paper():
+    assert [recipe.model.fan_in for recipe in recipes_of(EXPERIMENTS["fig2"], "paper")] == list(range(1, 18))
+    assert [recipe.model.fan_in for recipe in recipes_of(EXPERIMENTS["fig3"], "paper")] == list(range(1, 9))
+    assert [recipe.model.fan_in for recipe in recipes_of(EXPERIMENTS["fig5"], "paper")] == [1, 4]
+    for name in ("table1", "table2", "table4", "table5"):
+        assert EXPERIMENTS[name].seeds == 4
+    for experiment in EXPERIMENTS.values():
+        for scale in paper.SCALES:
+            cells = [row.cell(0).name for row in experiment.rows(scale)]
+            assert len(set(cells)) == len(cells)
+            assert all(recipe.data.name for recipe in recipes_of(experiment, scale))
+
+
+def outcome(recipe, seed, accuracy, pruned=500_000):
+    cell = Row(recipe).cell(seed)
+    summary = {"test": {"top1": accuracy}, "parameters": {"weights": 567_220, "pruned": pruned}}
+    return Outcome(cell, None, summary if accuracy is not None else None, "" if accuracy is not None else "no data")
+
+
+@pytest.fixture
+def outcomes():
+    """Two networks; learned wiring is better in the first, and has a gap in the second."""
+    found = {
+        "paper/cifar100-resnet38-prev": (68.0, 68.4, 68.2, 68.6),
+        "paper/cifar100-resnet38-learned": (70.0, 70.5, 70.1, 70.7),
+        "paper/cifar100-resnet74-prev": (70.0, 70.3),
+        "paper/cifar100-resnet74-learned": (70.4, None),
+    }
+    return [outcome(recipe, seed, a) for recipe, accuracies in found.items() for seed, a in enumerate(accuracies)]
+
+
+def test_a_table_has_our_numbers_beside_the_papers(outcomes):
+    table = table_of("table1", outcomes, scale="paper")
+    by_name = [dict(zip(table.head, row, strict=True)) for row in table.rows]
+    first, learned, other, gap = by_name
+    assert first["model"] == "ResNet-38"
+    assert learned["model"] == ""
+    assert other["model"] == "ResNet-74"
+    assert first["connectivity"] == "Fixed-Prev, K=1"
+    assert first["ours: best (mean ± std)"] == "68.60 (68.30 ± 0.26)"
+    assert (first["n"], first["paper"], first["parameters"]) == ("4", "68.54", "0.57 M")
+    assert learned["paper"] == "70.40"
+    expected = paired_difference((70.0, 70.5, 70.1, 70.7), (68.0, 68.4, 68.2, 68.6))
+    low, high = expected.interval
+    assert learned[table.head[-1]] == f"{expected.mean:+.2f} ({low:+.2f} to {high:+.2f}): better, at n=4"
+    assert gap["n"] == "1 of 2"
+    assert gap[table.head[-1]] == "+0.40 (one pair)"
+    assert table.notes[-1] == "cifar100-resnet74-learned_seed=1 has no result: no data"
+    assert "Quick" not in " ".join(table.notes)
+    assert table_of("t", outcomes, scale="quick").notes[0].startswith("Quick scale")
+
+
+def test_tables_are_written_for_pages_spreadsheets_and_papers(outcomes):
+    table = table_of("table1", outcomes, scale="paper")
+    assert "| ResNet-38 | Fixed-Prev, K=1 | 68.60 (68.30 ± 0.26) | 4 | 68.54 |" in table.markdown()
+    rows = table.csv().splitlines()
+    assert rows[2].startswith('ResNet-38,"Learned, K=10",70.70')
+    latex = table.latex()
+    assert latex.count(r"\midrule") == 2
+    assert r"68.60 (68.30 $\pm$ 0.26)" in latex
+    assert r"95 \% interval" in latex
+
+
+def test_braces_are_escaped_for_latex():
+    latex = table_of("t", [outcome("paper/cifar100-resnext29-8-8-full", 0, 70.0)], scale="paper").latex()
+    assert r"ResNeXt \{29,8,8\}" in latex
+    assert "73.52 (73.37" in latex
+
+
+def test_results_are_kept_and_replaced(outcomes, tmp_path):
+    place = tmp_path / "results.md"
+    table = table_of("the first", outcomes, scale="quick")
+    record(place, "table1", "quick", table, ["seeds: 0, 1"])
+    record(place, "table2", "quick", replace(table, title="the second"), [])
+    record(place, "table1", "quick", replace(table, title="the third"), ["seeds: 0"])
+    text = place.read_text()
+    assert text.startswith(OPENING)
+    assert [title in text for title in ("the first", "the second", "the third")] == [False, True, True]
+    assert text.index("## table1, quick scale") < text.index("## table2, quick scale")
+    (tmp_path / "mine.md").write_text("# Mine")
+    with pytest.raises(Exception, match="not a file of results"):
+        record(tmp_path / "mine.md", "table1", "quick", table, [])
+    assert (tmp_path / "mine.md").read_text() == "# Mine"
+
+
+def test_architectures_are_those_of_tables_6_and_7():
+    assert architecture("cifar", 20, 4, 8) == [
+        "3, 3x3, 16",
+        "[16, 1x1, 4; 4, 3x3, 4; 4, 1x1, 64] (C=8)",
+        "[64, 1x1, 4; 4, 3x3, 4; 4, 1x1, 64] (C=8)",
+        "[64, 1x1, 8; 8, 3x3, 8; 8, 1x1, 128] (C=8)",
+        "[128, 1x1, 8; 8, 3x3, 8; 8, 1x1, 128] (C=8)",
+        "[128, 1x1, 16; 16, 3x3, 16; 16, 1x1, 256] (C=8)",
+        "[256, 1x1, 16; 16, 3x3, 16; 16, 1x1, 256] (C=8)",
+        "average pool",
+        "100 fc, softmax",
+    ]
+    wide = architecture("mini", 29, 8, 8)
+    assert wide[1] == "max pool, 3x3, stride 2"
+    assert wide[3] == "[64, 1x1, 8; 8, 3x3, 8; 8, 1x1, 64] (C=8), x2"
+    assert [len(networks) for _, networks in NETWORKS.values()] == [4, 2]
+
+
+def test_an_experiment_is_run_shown_drawn_and_not_run_again(type_in, tmp_path, monkeypatch):
+    runs.tiny(tmp_path)
+    short = tuple(f"phase.{name}.epochs=1" for name in ("learn", "freeze", "fine", "finer"))
+    rows = tuple(Row("tiny.toml", (*short, f"model.fan_in={k}")) for k in (1, 2))
+    tiny = Experiment(name="fig2", title="a sweep", shows="fan-in", paper=rows, quick=rows, seeds=1)
+    monkeypatch.setitem(EXPERIMENTS, "fig2", tiny)
+    words = ["reproduce", "fig2", "--scale", "quick", "--out", "fig", "--results", "results.md", "--jobs", "2"]
+    code, said, errors = type_in(*words)
+    assert (code, errors) == (0, "")
+    made = {path.name for path in (tmp_path / "fig").iterdir()}
+    assert {"fig2.md", "fig2.csv", "fig2.tex", "fig2.svg", "fig2.png", "sweep.json"} <= made
+    summary = json.loads((tmp_path / f"fig/{rows[1].cell(0).name}/summary.json").read_text())
+    assert f"{summary['test']['top1']:.2f}" in said
+    assert "Quick scale" in said
+    kept = (tmp_path / "results.md").read_text()
+    assert "## fig2, quick scale" in kept
+    assert "- seeds: 0" in kept
+    assert "- command: `maskconnect" in kept
+    code, said, _ = type_in(*words)
+    assert code == 0
+    assert "2 have ended before" in said
+    code, _, errors = type_in("reproduce", "fig2", "--out", "fig")
+    assert code == 2
+    assert "scale is quick there and paper here" in errors
+
+
+def test_the_list_says_what_each_costs(type_in):
+    code, said, _ = type_in("reproduce")
+    assert code == 0
+    lines = {line.split()[0]: line for line in said.splitlines()}
+    assert "36 runs of 80 epochs" in lines["table1"]
+    assert "68 runs of 80 epochs" in lines["fig2"]
+    assert list(lines)[1:] == [*EXPERIMENTS, *NETWORKS]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["tabel1"], "Did you mean 'table1'"),
+        (["table1", "--scale", "small"], "--scale is 'small'"),
+        (["table5", "--scale", "quick"], "has no quick form"),
+        (["table1", "--seeds", "0"], "--seeds is 0"),
+        (["table1", "--jobs", "0"], "--jobs is 0"),
+    ],
+)
+def test_a_mistake_is_one_sentence(type_in, tmp_path, words, sentence):
+    code, _, errors = type_in("reproduce", *words)
+    assert (code, errors.count("\n")) == (2, 1)
+    assert sentence in errors
+    assert list(tmp_path.iterdir()) == []
