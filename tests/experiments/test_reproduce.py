@@ -6,13 +6,19 @@ from dataclasses import replace
 import pytest
 import runs
 
+from maskconnect.bench import steps
+from maskconnect.cli import reproduce
+from maskconnect.core.wiring import Layout, random_sources
+from maskconnect.errors import ConfigError
 from maskconnect.experiments import paper
 from maskconnect.experiments.architectures import NETWORKS, architecture
+from maskconnect.experiments.controls import controls_of, shuffled, with_controls
 from maskconnect.experiments.layout import table_of
 from maskconnect.experiments.paper import EXPERIMENTS, Experiment, Row, recipes_of
 from maskconnect.experiments.record import OPENING, record
 from maskconnect.experiments.sweep import Outcome
 from maskconnect.recipes import load, names
+from maskconnect.ship.measure import Times
 from maskconnect.training.statistics import paired_difference
 
 
@@ -155,13 +161,81 @@ def test_an_experiment_is_run_shown_drawn_and_not_run_again(type_in, tmp_path, m
     assert "scale is quick there and paper here" in errors
 
 
+@pytest.mark.parametrize(("layered", "sizes"), [(True, (8,) * 5), (False, (1,) * 12)])
+def test_a_shuffled_wiring_keeps_every_degree(layered, sizes):
+    layout = Layout(sizes, layered=layered)
+    candidates = layout.candidates()
+    fan_in = [min(3, len(candidates[target])) for target in layout.targets]
+    before = random_sources(candidates, fan_in, seed=0)
+    after = shuffled(layout, before, seed=0)
+    assert after != before
+    assert after == shuffled(layout, before, seed=0)
+    assert [len(row) for row in after] == [len(row) for row in before]
+    for k in range(len(before)):
+        assert sum(k in row for row in after) == sum(k in row for row in before)
+    assert layout.from_plain(layout.to_plain(after), what="shuffled") == after
+
+
+def test_controls_follow_the_row_that_they_are_of():
+    rows = with_controls(EXPERIMENTS["table4"].paper[:2], controls_of("random, shuffled,sum,retrained"))
+    assert [row.control for row in rows] == ["", "", "random", "shuffled", "sum", "retrained"]
+    assert [row.needs_wiring for row in rows] == [False, False, False, True, False, True]
+    assert rows[4].cell(0).recipe.model.aggregation == "sum"
+    assert rows[2].cell(0).recipe.model.connectivity == "random"
+    assert len({row.name for row in rows}) == 6
+    table1 = with_controls(EXPERIMENTS["table1"].paper, ("random",))
+    assert table1 == list(EXPERIMENTS["table1"].paper), "it has random rows of its own"
+    with pytest.raises(ConfigError, match=r"a control is 'shufled'.*Did you mean 'shuffled'"):
+        controls_of("shufled")
+
+
+@pytest.mark.slow
+def test_learned_wirings_are_trained_again_as_they_are_and_shuffled(type_in, tmp_path, monkeypatch):
+    runs.tiny(tmp_path)
+    short = tuple(f"phase.{name}.epochs=1" for name in ("learn", "freeze", "fine", "finer"))
+    rows = (Row("tiny.toml", (*short, "model.connectivity=prev")), Row("tiny.toml", short))
+    monkeypatch.setitem(EXPERIMENTS, "table1", Experiment(name="table1", title="t", shows="table", paper=rows, seeds=1))
+    words = ["reproduce", "table1", "--out", "out", "--controls", "retrained,shuffled,sum", "--jobs", "2"]
+    code, said, errors = type_in(*words)
+    assert (code, errors) == (0, "")
+    lines = (tmp_path / "out/table1.md").read_text().splitlines()
+    named = [line.split(" | ")[1] for line in lines if line.startswith("|")][2:]
+    assert named == [
+        "Fixed-Prev, K=1",
+        "Learned, K=2",
+        "Learned wiring, from scratch, K=2",
+        "Learned wiring, shuffled, K=2",
+        "Learned, K=2, literal sum",
+    ]
+    learned = rows[1].name
+    wiring = {
+        kind: json.loads((tmp_path / f"out/{learned}{kind}_seed=0/wiring.json").read_text())
+        for kind in ("", "_retrained", "_shuffled")
+    }
+    assert wiring["_retrained"] == wiring[""]
+    assert wiring["_shuffled"] != wiring[""]
+    assert sorted(k for row in wiring["_shuffled"] for k in row) == sorted(k for row in wiring[""] for k in row)
+    code, said, _ = type_in(*words)
+    assert code == 0
+    assert "3 have ended before" in said
+    assert "2 have ended before" in said
+
+
+def test_the_overhead_is_timed_beside_the_papers(type_in, monkeypatch):
+    monkeypatch.setattr(reproduce, "OVERHEAD", {"resnet38": 1.13})
+    monkeypatch.setattr(steps, "interleaved", lambda made, *_, **__: {name: Times((1.0, 1.1)) for name in made})
+    code, said, _ = type_in("reproduce", "overhead", "--scale", "quick", "--threads", "1")
+    assert code == 0
+    assert said.splitlines()[1].split() == ["ResNet-38,", "K=10", "32", "1.00", "1.00", "to", "1.00", "1.13"]
+
+
 def test_the_list_says_what_each_costs(type_in):
     code, said, _ = type_in("reproduce")
     assert code == 0
     lines = {line.split()[0]: line for line in said.splitlines()}
     assert "36 runs of 80 epochs" in lines["table1"]
     assert "68 runs of 80 epochs" in lines["fig2"]
-    assert list(lines)[1:] == [*EXPERIMENTS, *NETWORKS]
+    assert list(lines)[1:] == [*EXPERIMENTS, "overhead", *NETWORKS]
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     about = "a table or figure of the paper: run what is missing, show our numbers beside the paper's"
     parser = add_verb(commands, "reproduce", run, about, EXAMPLE)
     parser.add_argument(
-        "name", metavar="NAME", nargs="?", help="table1 to table7, resnet50, fig2 to fig6; none: a list"
+        "name", metavar="NAME", nargs="?", help="table1 to table7, resnet50, fig2 to fig6, overhead; none: a list"
     )
     parser.add_argument("--scale", default="paper", metavar="NAME", help="paper (the default) or quick")
     parser.add_argument("--seeds", metavar="N", help="how many, from 0 on, or which: 2..5 (default: as in the paper)")
@@ -40,6 +40,9 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
         "--out", type=Path, metavar="DIR", help="for runs and tables (default: runs/reproduce/NAME-SCALE)"
     )
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time (default: 1)")
+    parser.add_argument(
+        "--controls", default="", metavar="NAMES", help="also random, retrained, shuffled, sum; see docs/claims.md"
+    )
     parser.add_argument("--results", type=Path, metavar="FILE", help="also keep the table in this Markdown file")
     add_options(parser)
 
@@ -57,8 +60,11 @@ def run(args: argparse.Namespace) -> int:
     if args.name in NETWORKS:
         show_architectures(args.name)
         return 0
+    if args.name == "overhead":
+        show_overhead(args)
+        return 0
     if args.name not in EXPERIMENTS:
-        raise unknown_name("the name", args.name, [*EXPERIMENTS, *NETWORKS])
+        raise unknown_name("the name", args.name, [*EXPERIMENTS, "overhead", *NETWORKS])
     return reproduce(EXPERIMENTS[args.name], args)
 
 
@@ -69,6 +75,7 @@ def show_list() -> None:
     from maskconnect.experiments.paper import EXPERIMENTS
 
     rows = [(e.name, e.title, cost(e, "paper"), cost(e, "quick")) for e in EXPERIMENTS.values()]
+    rows.append(("overhead", "a learning step over one of fixed wiring", "about 8 minutes", "about 2 minutes"))
     titles = {"table6": "ResNeXt for CIFAR, layer by layer", "table7": "ResNeXt for Mini-ImageNet, layer by layer"}
     rows += [(name, titles[name], "nothing", "") for name in NETWORKS]
     show_table(("name", "what it is", "--scale paper", "--scale quick"), rows)
@@ -84,6 +91,33 @@ def cost(experiment: Experiment, scale: str) -> str:
     return f"{runs} run{'s' * (runs > 1)} of {' to '.join(map(str, epochs))} epochs" if recipes else ""
 
 
+OVERHEAD = {"resnet38": 1.13, "resnext29-8-8": 1.39}
+"""What the paper reports for ResNet and ResNeXt, over its own fixed wiring."""
+
+
+def show_overhead(args: argparse.Namespace) -> None:
+    """Time learning steps and steps of fixed wiring, in turn."""
+    from maskconnect.bench.cases import CASES
+    from maskconnect.bench.steps import time_steps
+    from maskconnect.cli.table import show_table
+    from maskconnect.training import options
+    from maskconnect.training.options import Options
+
+    options.prepare(Options(device="cpu", threads=args.threads))
+    batch, seconds = (128, 120.0) if args.scale == "paper" else (32, 30.0)
+    rows = []
+    for name, paper in OVERHEAD.items():
+        case = CASES[name]
+        print(f"timing {case.about}, batch {batch}", file=sys.stderr, flush=True)
+        ratio = time_steps(case, batch, seconds=seconds).describe()["ratios"]["learning_over_frozen"]
+        spread = f"{ratio['lowest']:.2f} to {ratio['highest']:.2f}"
+        rows.append((case.about, f"{batch}", f"{ratio['median']:.2f}", spread, f"{paper:.2f}"))
+    show_table(("", "batch", "ours, median", "of rounds", "paper"), rows, right=(1, 2, 3, 4))
+    print(
+        "\nA training step that learns masks over one of fixed random wiring, interleaved, on the CPU of this machine."
+    )
+
+
 def show_architectures(name: str) -> None:
     """Tables 6 and 7."""
     from maskconnect.experiments.architectures import NETWORKS, architecture
@@ -97,24 +131,30 @@ def show_architectures(name: str) -> None:
 
 def reproduce(experiment: Experiment, args: argparse.Namespace) -> int:
     """Run what is missing, show the table or draw the figure; 1 if some runs failed."""
+    from maskconnect.experiments.controls import controls_of, wired_cells, with_controls
     from maskconnect.experiments.grid import seeds_of
     from maskconnect.experiments.sweep import run_cells
     from maskconnect.training.show import usual
     from maskconnect.training.stop import Stopped
 
-    rows = experiment.rows(args.scale)
-    if not rows:
+    if not experiment.rows(args.scale):
         raise ConfigError(f"{experiment.name} has no quick form: its data set is too large. Take --scale paper.")
+    how: dict[str, Any] = {"jobs": args.jobs, "options": options_of_jobs(args)}
     seeds = range(experiment.seeds) if args.seeds is None else seeds_of(args.seeds)
-    cells = [row.cell(seed) for row in rows for seed in seeds]
+    rows = with_controls(experiment.rows(args.scale), controls_of(args.controls))
+    cells = [row.cell(seed) for row in rows if not row.needs_wiring for seed in seeds]
     out = args.out or Path("runs/reproduce") / f"{experiment.name}-{args.scale}"
     print(f"{experiment.title}, {args.scale} scale", flush=True)
     ours = {"experiment": experiment.name, "scale": args.scale}
     try:
-        outcomes = run_cells(cells, out, ours, jobs=args.jobs, options=options_of_jobs(args), show=usual())
+        outcomes = run_cells(cells, out, ours, **how, show=usual())
+        if more := wired_cells(rows, outcomes, out):
+            outcomes += run_cells(more, out, ours, **how, show=usual())
     except Stopped as stopped:
         print(f"stopped by {stopped}; all is saved. The same command again goes on.", flush=True)
         return stopped.exit_code
+    place = {row.name: number for number, row in enumerate(rows)}
+    outcomes.sort(key=lambda outcome: place[outcome.cell.values[0]])
     show_result(experiment, outcomes, out, args)
     return 1 if any(outcome.summary is None for outcome in outcomes) else 0
 

@@ -24,6 +24,8 @@ class Cell:
     settings: tuple[str, ...]  # what `maskconnect train --set` is given
     values: tuple[str, ...]  # of the fields that the grid goes over
     recipe: Recipe
+    extra: tuple[str, ...] = ()  # what else `maskconnect train` is given
+    label: str = ""  # what a table calls it, where that does not follow from the recipe
 
 
 @dataclass(frozen=True, kw_only=True)

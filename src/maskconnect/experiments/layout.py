@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from maskconnect.experiments.sweep import Outcome
-from maskconnect.recipes.naming import network_name, wiring_name, without_seed
-from maskconnect.recipes.schema import Paper, Recipe
+from maskconnect.recipes.naming import network_name, wiring_name
+from maskconnect.recipes.schema import Paper
 from maskconnect.training.statistics import paired_difference, statistic
 
 QUICK = "Quick scale: smaller images, fewer of them, fewer epochs. It is not the paper's experiment."
@@ -70,22 +70,17 @@ def _ampersands(cells: Sequence[str]) -> str:
 
 def table_of(title: str, outcomes: Sequence[Outcome], *, scale: str) -> Table:
     """Our numbers beside the paper's: a row a recipe, a block a network, compared with the first row of the block."""
-    groups: list[tuple[Recipe, list[Outcome]]] = []
+    groups: dict[tuple[str, ...], list[Outcome]] = {}
     for outcome in outcomes:
-        plain = without_seed(outcome.cell.recipe)
-        same = next((members for recipe, members in groups if recipe == plain), None)
-        if same is None:
-            groups.append((plain, [outcome]))
-        else:
-            same.append(outcome)
+        groups.setdefault(outcome.cell.values, []).append(outcome)
     rows, baseline, before = [], {}, ""
-    for _, members in groups:
+    for members in groups.values():
         recipe = members[0].cell.recipe
         name, accuracy = network_name(recipe.model), _accuracies(members)
         if name != before:
             baseline = accuracy
         against = _against(accuracy, baseline) if name == before else "the baseline"
-        rows.append((name if name != before else "", *_numbers(recipe, members, accuracy, against)))
+        rows.append((name if name != before else "", *_numbers(members, accuracy, against)))
         before = name
     head = (
         *("model", "connectivity", "ours: best (mean ± std)", "n", "paper"),
@@ -99,16 +94,18 @@ def _accuracies(members: Sequence[Outcome]) -> dict[int, float]:
     return {o.cell.recipe.seed: o.summary["test"]["top1"] for o in members if o.summary is not None}
 
 
-def _numbers(recipe: Recipe, members: Sequence[Outcome], accuracy: dict[int, float], against: str) -> tuple[str, ...]:
+def _numbers(members: Sequence[Outcome], accuracy: dict[int, float], against: str) -> tuple[str, ...]:
+    cell = members[0].cell
     found: list[dict[str, Any]] = [o.summary for o in members if o.summary is not None]
     count = f"{len(found)}" if len(found) == len(members) else f"{len(found)} of {len(members)}"
-    paper = recipe.paper
+    paper = cell.recipe.paper
     ours = f"{max(accuracy.values()):.2f} ({statistic(list(accuracy.values())).text()})" if accuracy else "no result"
     weights = f"{found[0]['parameters']['weights'] / 1e6:.2f} M" if found else ""
     left = statistic([s["parameters"]["pruned"] / 1e6 for s in found]).mean if found else None
     pruned = "" if left is None else f"{left:.2f} M"
     theirs = f"{paper.pruned:g} M" if paper is not None and paper.pruned is not None else ""
-    return (wiring_name(recipe.model), ours, count, _paper(paper), weights, pruned, theirs, against)
+    name = cell.label or wiring_name(cell.recipe.model)
+    return (name, ours, count, _paper(paper), weights, pruned, theirs, against)
 
 
 def _paper(paper: Paper | None) -> str:

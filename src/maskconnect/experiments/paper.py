@@ -19,16 +19,27 @@ class Row:
 
     recipe: str
     settings: tuple[str, ...] = ()
+    control: str = ""  # which control it is, if one: see controls.py
+    label: str = ""  # what a table calls it, where that does not follow from the recipe
+
+    @property
+    def name(self) -> str:
+        """What its folders begin with."""
+        words = [self.recipe.rpartition("/")[2].removesuffix(".toml"), *(s.rpartition(".")[2] for s in self.settings)]
+        return "_".join([*words, *([self.control] if self.needs_wiring else [])])
+
+    @property
+    def needs_wiring(self) -> bool:
+        """Whether it trains a wiring that another row has learned."""
+        return self.control in ("retrained", "shuffled")
 
     def cell(self, seed: int) -> Cell:
         """The run of a seed."""
         recipe = replace(load(self.recipe, self.settings), seed=seed)
-        words = [
-            self.recipe.rpartition("/")[2].removesuffix(".toml"),
-            *(setting.rpartition(".")[2] for setting in self.settings),
-        ]
-        name = "_".join([*words, f"seed={seed}"])
-        return Cell(name=name, source=self.recipe, settings=self.settings, values=(name,), recipe=recipe)
+        name = f"{self.name}_seed={seed}"
+        return Cell(
+            name=name, source=self.recipe, settings=self.settings, values=(self.name,), recipe=recipe, label=self.label
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

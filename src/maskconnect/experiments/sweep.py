@@ -180,7 +180,7 @@ class Runner:
         words += [word for setting in cell.settings for word in ("--set", setting)]
         with log.open("ab") as file:
             process = subprocess.Popen(
-                [*words, "--out", str(folder), *self.options],
+                [*words, *cell.extra, "--out", str(folder), *self.options],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,

@@ -1,0 +1,107 @@
+"""Controls beyond the paper: what else could explain that learned wiring is better, or is not.
+
+random      Fixed-Random of the same K: is it the number of connections?
+retrained   the learned wiring, trained from scratch: is it the wiring, or that masks were learned with the weights?
+shuffled    the same with its connections exchanged so that every block reads, and is read by, as many as before: is it
+            which blocks are joined, or how many connections each has?
+sum         the paper's Eq. 1 to the letter, without the mean or the averaged shortcuts (D1, D2)
+
+Fixed wiring for as many epochs, at the same rates, needs no control: every recipe of a fixed wiring is that.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from maskconnect.core.wiring import Layout, Sources
+from maskconnect.errors import unknown_name
+from maskconnect.experiments.grid import Cell
+from maskconnect.experiments.paper import Row
+from maskconnect.experiments.sweep import Outcome
+from maskconnect.recipes import load
+from maskconnect.recipes.naming import fan_in_of, wiring_name
+from maskconnect.training.files import write_atomically
+
+CONTROLS = ("random", "retrained", "shuffled", "sum")
+WIRINGS = "wirings"
+"""The folder of the wirings that controls train."""
+
+
+def controls_of(text: str) -> tuple[str, ...]:
+    """`random,shuffled` as names."""
+    found = tuple(part.strip() for part in text.split(",") if part.strip())
+    for name in found:
+        if name not in CONTROLS:
+            raise unknown_name("a control", name, CONTROLS)
+    return tuple(dict.fromkeys(found))
+
+
+def with_controls(rows: Sequence[Row], controls: Sequence[str]) -> list[Row]:
+    """The rows of an experiment, and after each learned one its controls; random rows are not doubled."""
+    recipes = [load(row.recipe, row.settings) for row in rows]
+    fixed = [recipe for recipe in recipes if recipe.model.connectivity == "random"]
+    there = {(recipe.data, replace(recipe.model, connectivity="learned")) for recipe in fixed}
+    found: list[Row] = []
+    for row, recipe in zip(rows, recipes, strict=True):
+        found.append(row)
+        if recipe.learns:
+            kept = [name for name in controls if name != "random" or (recipe.data, recipe.model) not in there]
+            found += [_control(row, name) for name in kept]
+    return found
+
+
+def _control(row: Row, name: str) -> Row:
+    model = load(row.recipe, row.settings).model
+    if name == "random":
+        return Row(row.recipe, (*row.settings, "model.connectivity=random"), control=name)
+    if name == "sum":
+        label = f"{wiring_name(model)}, literal sum"
+        return Row(row.recipe, (*row.settings, "model.aggregation=sum"), control=name, label=label)
+    words = {"retrained": "Learned wiring, from scratch", "shuffled": "Learned wiring, shuffled"}
+    return Row(row.recipe, row.settings, control=name, label=f"{words[name]}, K={fan_in_of(model)}")
+
+
+def wired_cells(rows: Iterable[Row], outcomes: Sequence[Outcome], out: Path) -> list[Cell]:
+    """The runs of controls that train a learned wiring, for each seed whose wiring has been learned."""
+    cells = []
+    for row in rows:
+        if row.needs_wiring:
+            name = Row(row.recipe, row.settings).name
+            found = [o for o in outcomes if o.cell.values == (name,) and o.summary is not None]
+            cells += [_wired(row, outcome, out) for outcome in found]
+    return cells
+
+
+def _wired(row: Row, outcome: Outcome, out: Path) -> Cell:
+    seed, layout = outcome.cell.recipe.seed, outcome.cell.recipe.model.layout()
+    plain = json.loads((outcome.folder / "wiring.json").read_text())
+    if row.control == "shuffled":
+        plain = layout.to_plain(shuffled(layout, layout.from_plain(plain, what="wiring.json"), seed))
+    cell = row.cell(seed)
+    place = out / WIRINGS / f"{cell.name}.json"
+    place.parent.mkdir(exist_ok=True)
+    write_atomically(place, json.dumps(plain) + "\n")
+    recipe = replace(cell.recipe, model=replace(cell.recipe.model, connectivity=plain))
+    return replace(cell, recipe=recipe, extra=("--wiring", str(place)))
+
+
+def shuffled(layout: Layout, sources: Sources, seed: int) -> Sources:
+    """A wiring in which every module reads as many others, and is read by as many, as in `sources`, at random."""
+    chance, allowed = random.Random(seed), layout.candidates()
+    edges = [(source, target) for target, row in enumerate(sources) for source in row]
+    there = set(edges)
+    for _ in range(20 * len(edges)):
+        i, j = chance.randrange(len(edges)), chance.randrange(len(edges))
+        (a, b), (c, d) = edges[i], edges[j]
+        if a != c and b != d and not {(a, d), (c, b)} & there and a in allowed[d] and c in allowed[b]:
+            there -= {(a, b), (c, d)}
+            there |= {(a, d), (c, b)}
+            edges[i], edges[j] = (a, d), (c, b)
+    rows: list[list[int]] = [[] for _ in sources]
+    for source, target in edges:
+        rows[target].append(source)
+    return tuple(tuple(sorted(row)) for row in rows)
