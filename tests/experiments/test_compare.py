@@ -62,6 +62,17 @@ def test_the_first_recipe_is_the_baseline(folder):
     ]
 
 
+def test_a_baseline_can_be_named_and_unfinished_runs_in_folders_are_left_out(folder, type_in, tmp_path):
+    shutil.copytree(folder, tmp_path / "all")
+    (tmp_path / "all/learned/2/summary.json").unlink()
+    words = ["compare", "all/learned", "all/prev", "--baseline", "all/prev/1", "--json"]
+    code, said, _ = type_in(*words)
+    assert code == 0
+    found = json.loads(said)
+    assert found["baseline"]["label"] == "Fixed-Prev, K=1"
+    assert found["others"][0]["pairs"] == 2
+
+
 def test_mistakes_are_one_sentence(folder, type_in, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(folder / "learned/0", other)
@@ -74,7 +85,7 @@ def test_mistakes_are_one_sentence(folder, type_in, tmp_path):
     again = tmp_path / "again"
     shutil.copytree(folder / "learned/1", again)
     for words, sentence in (
-        ([folder / "prev"], "all runs are of one recipe (Fixed-Prev, K=1)"),
+        ([folder / "prev"], "all runs are of one recipe (Fixed-Prev, K=1); name runs of two"),
         ([folder / "prev", other], "were tested on different images"),
         ([folder / "prev", unfinished], "has not ended"),
         ([folder / "learned", again], "a run of a seed, 1, that was named before"),

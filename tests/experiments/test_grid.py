@@ -32,6 +32,12 @@ def test_fields_that_end_alike_keep_their_whole_names():
     assert Grid(recipe="quick/digits", over=over).cells()[0].name == "phase.learn.lr=0.1_phase.fine.lr=0.01_seed=0"
 
 
+def test_long_names_are_cut_and_stay_apart():
+    cells = Grid(recipe="quick/digits", over=(("name", ("x" * 300, "x" * 301)),)).cells()
+    assert all(len(cell.name) < 120 for cell in cells)
+    assert cells[0].name != cells[1].name
+
+
 def test_names_of_cells_are_names_of_folders():
     cell = Grid(recipe="quick/digits", over=(("about", ("a/b ../c",)),)).cells()[0]
     assert cell.name == "about=a-b-..-c_seed=0"
@@ -44,6 +50,7 @@ def test_names_of_cells_are_names_of_folders():
         ("0.1,0.3", ("0.1", "0.3")),
         ("1, 5..7", ("1", "5", "6", "7")),
         ("prev", ("prev",)),
+        ('[[],[0]],"a, b"', ("[[],[0]]", '"a, b"')),
     ],
 )
 def test_values_as_people_write_them(text, values):
@@ -51,7 +58,7 @@ def test_values_as_people_write_them(text, values):
     assert field_and_values(f"model.x={text}") == ("model.x", values)
 
 
-@pytest.mark.parametrize(("text", "seeds"), [("3", (0, 1, 2)), ("2..4", (2, 3, 4)), ("7,0", (7, 0)), ("0,", (0,))])
+@pytest.mark.parametrize(("text", "seeds"), [("3", (0, 1, 2)), ("2..4", (2, 3, 4)), ("7,0", (7, 0)), ("0,00", (0,))])
 def test_seeds_are_how_many_or_which(text, seeds):
     assert seeds_of(text) == seeds
 
@@ -60,7 +67,7 @@ def test_seeds_are_how_many_or_which(text, seeds):
     ("make", "sentence"),
     [
         (lambda: values_of("4..1", "--fan-in"), "4..1 is no range"),
-        (lambda: values_of("1..999999999", "--fan-in"), "is no range"),
+        (lambda: values_of("1..999999999", "--fan-in"), "a range of more than 100,000"),
         (lambda: values_of("", "--fan-in"), "must be values such as"),
         (lambda: values_of("1,1", "--fan-in"), "each once"),
         (lambda: seeds_of("0"), "must be 1 or more"),
@@ -74,7 +81,12 @@ def test_seeds_are_how_many_or_which(text, seeds):
         (lambda: Grid(recipe="quick/digits", over=(("model.fan_in", ("0",)),)).cells(), "fan_in is 0"),
         (lambda: Grid(recipe="quick/digits", over=(("model.fanin", ("1",)),)).cells(), "did you mean model.fan_in"),
         (lambda: Grid(recipe="quick/digitz").cells(), "Did you mean 'quick/digits'"),
-        (lambda: Grid(recipe="quick/digits", over=(("seed", ("1",)),) * 2).cells(), "name each field once"),
+        (lambda: Grid(recipe="quick/digits", over=(("about", ("1",)),) * 2).cells(), "name each field once"),
+        (lambda: Grid(recipe="quick/digits", over=(("seed", ("1", "2")),)).cells(), "give seeds by --seeds"),
+        (lambda: Grid(recipe="quick/digits", settings=("seed=3",)).cells(), "give seeds by --seeds"),
+        (lambda: Grid(recipe="quick/digits", over=(("phase.learn.lr", ("0.1", "1e-1")),)).cells(), "the same run"),
+        (lambda: Grid(recipe="quick/digits", over=(("about", ("a/b", "a-b")),)).cells(), "the same folder"),
+        (lambda: Grid(recipe="quick/digits", over=(("phase.lern.lr", ("1",)),)).cells(), "--over phase.lern.lr=1"),
         (lambda: Grid(recipe="quick/digits", seeds=tuple(range(100_001))).cells(), "surely not meant"),
     ],
 )

@@ -72,7 +72,9 @@ def test_a_table_has_our_numbers_beside_the_papers(outcomes):
     assert other["model"] == "ResNet-74"
     assert first["connectivity"] == "Fixed-Prev, K=1"
     assert first["ours: best (mean ± std)"] == "68.60 (68.30 ± 0.26)"
-    assert (first["n"], first["paper"], first["parameters"]) == ("4", "68.54", "0.57 M")
+    assert (first["n"], first["paper"]) == ("4", "68.54")
+    assert first["parameters (paper)"].startswith("0.57 M")
+    assert first["after pruning (paper)"].startswith("0.50 M")
     assert learned["paper"] == "70.40"
     expected = paired_difference((70.0, 70.5, 70.1, 70.7), (68.0, 68.4, 68.2, 68.6))
     low, high = expected.interval
@@ -99,6 +101,13 @@ def test_braces_are_escaped_for_latex():
     latex = table_of("t", [outcome("paper/cifar100-resnext29-8-8-full", 0, 70.0)], scale="paper").latex()
     assert r"ResNeXt \{29,8,8\}" in latex
     assert "73.52 (73.37" in latex
+    assert "0.57 M (0.86) & 0.50 M (0.86)" in latex
+
+
+def test_figures_have_no_baseline(outcomes):
+    table = table_of("fig2", outcomes, scale="paper", compared=False)
+    assert table.head[-1] == "after pruning (paper)"
+    assert all(len(row) == len(table.head) for row in table.rows)
 
 
 def test_results_are_kept_and_replaced(outcomes, tmp_path):
@@ -112,7 +121,7 @@ def test_results_are_kept_and_replaced(outcomes, tmp_path):
     assert [title in text for title in ("the first", "the second", "the third")] == [False, True, True]
     assert text.index("## table1, quick scale") < text.index("## table2, quick scale")
     (tmp_path / "mine.md").write_text("# Mine")
-    with pytest.raises(Exception, match="not a file of results"):
+    with pytest.raises(ConfigError, match="not a file of results"):
         record(tmp_path / "mine.md", "table1", "quick", table, [])
     assert (tmp_path / "mine.md").read_text() == "# Mine"
 
@@ -221,6 +230,19 @@ def test_learned_wirings_are_trained_again_as_they_are_and_shuffled(type_in, tmp
     assert "2 have ended before" in said
 
 
+def test_results_with_gaps_replace_nothing(type_in, tmp_path, monkeypatch):
+    runs.tiny(tmp_path)
+    row = Row("tiny.toml", ("data.name=cifar10",))
+    monkeypatch.setitem(
+        EXPERIMENTS, "table1", Experiment(name="table1", title="t", shows="table", paper=(row,), seeds=1)
+    )
+    (tmp_path / "results.md").write_text(f"{OPENING}\n## table1, paper scale\n\nfine numbers\n")
+    code, said, _ = type_in("reproduce", "table1", "--out", "out", "--results", "results.md")
+    assert code == 1
+    assert "Not kept in results.md" in said
+    assert "fine numbers" in (tmp_path / "results.md").read_text()
+
+
 def test_the_overhead_is_timed_beside_the_papers(type_in, monkeypatch):
     monkeypatch.setattr(reproduce, "OVERHEAD", {"resnet38": 1.13})
     monkeypatch.setattr(steps, "interleaved", lambda made, *_, **__: {name: Times((1.0, 1.1)) for name in made})
@@ -246,6 +268,7 @@ def test_the_list_says_what_each_costs(type_in):
         (["table5", "--scale", "quick"], "has no quick form"),
         (["table1", "--seeds", "0"], "--seeds is 0"),
         (["table1", "--jobs", "0"], "--jobs is 0"),
+        (["table1", "--results", "nowhere/results.md"], "there is no folder nowhere"),
     ],
 )
 def test_a_mistake_is_one_sentence(type_in, tmp_path, words, sentence):

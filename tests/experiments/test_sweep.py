@@ -46,6 +46,11 @@ def test_a_grid_is_run_shown_and_not_run_again(recipe, type_in, tmp_path):
     assert code == 0
     assert "2 have ended before" in said
     assert {k: (folder / "summary.json").stat().st_mtime_ns for k, folder in folders.items()} == times
+    (folders[1] / "summary.json").write_text("{}")
+    code, said, _ = type_in("sweep", "./tiny.toml", *SHORT, "--fan-in", "1", "--out", "grid")
+    assert code == 1, "a damaged run is a gap"
+    assert "summary.json is damaged" in said
+    assert len((tmp_path / "grid/results.csv").read_text().splitlines()) == 3, "what other calls found stays"
 
 
 @pytest.mark.slow
@@ -69,6 +74,31 @@ def test_a_cell_that_fails_does_not_stop_the_others(recipe, type_in, tmp_path):
     rows = (tmp_path / "grid/results.csv").read_text().splitlines()
     assert rows[1].startswith("cifar10,0,,,,,,")
     assert (tmp_path / "grid/logs/name=cifar10_seed=0.log").exists()
+
+
+def test_what_fails_alike_everywhere_is_not_tried_everywhere(recipe, type_in, tmp_path):
+    code, said, errors = type_in("sweep", recipe, "--set", "data.name=cifar10", "--seeds", "5", "--out", "grid")
+    assert code == 2
+    assert errors.count("\n") == 1
+    assert "So it was for 2 runs and no other; the rest is not started." in errors
+    assert said.count("FAILED") == 2
+    assert not (tmp_path / "grid/seed=2").exists()
+
+
+@pytest.mark.slow
+def test_a_sweep_that_is_killed_takes_its_runs_along(recipe, tmp_path):
+    words = ["sweep", recipe, "--set", "phase.learn.epochs=200", "--threads", "1", "--out", "grid"]
+    process = runs.command(*words, cwd=tmp_path)
+    metrics = tmp_path / "grid/seed=0/metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.kill()
+    process.communicate()
+    log = tmp_path / "grid/logs/seed=0.log"
+    while "stopped by SIGTERM" not in log.read_text() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert "stopped by SIGTERM; all is saved" in log.read_text()
 
 
 @pytest.mark.slow
@@ -117,7 +147,7 @@ def test_a_mistake_is_one_sentence_and_nothing_is_run(recipe, type_in, tmp_path,
 
 def test_two_sweeps_do_not_share_a_folder(recipe, type_in, tmp_path):
     with ExitStack() as stack:
-        claim({"recipe": recipe, "settings": ["model.depth=14"], "over": []}, Path("grid"), stack)
+        claim({"recipe": str(Path(recipe).resolve()), "settings": ["model.depth=14"], "over": []}, Path("grid"), stack)
         code, _, errors = type_in("sweep", recipe, "--set", "model.depth=14", "--out", "grid")
         assert code == 2
         assert "another sweep works in grid" in errors

@@ -47,6 +47,18 @@ def test_groups_that_would_be_called_the_same_are_told_apart(found):
     assert labels == ["Learned, K=2 (phase.learn.epochs=2)", "Learned, K=2 (phase.learn.epochs=9)"]
 
 
+def test_labels_name_as_many_fields_as_it_takes(found):
+    recipe = found[0].recipe
+    training = replace(recipe.training, batch_size=16, weight_decay=0.0, momentum=0.5)
+    last = (*recipe.phase[:-1], replace(recipe.phase[-1], lr=0.02))
+    others = [
+        replace(found[0], recipe=replace(recipe, **change)) for change in ({"phase": last}, {"training": training})
+    ]
+    labels = [group.label for group in groups_of([found[0], *others])]
+    assert len(set(labels)) == 3
+    assert "phase.finer.lr=0.02" in labels[1]
+
+
 def test_curves_are_the_lines_of_the_metrics(chain):
     by_key = {chart.key: chart for chart in charts.curves(chain)}
     assert list(by_key) == ["loss", "accuracy", "rates", "entropy", "changes", "scales"]

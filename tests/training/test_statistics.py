@@ -31,7 +31,7 @@ def test_intervals_are_those_of_the_paired_t_test():
         ([71.0, 72.0, 71.5, 71.8], [69.0, 70.1, 69.4, 69.9], "better, at n=4"),
         ([69.0, 70.1, 69.4, 69.9], [71.0, 72.0, 71.5, 71.8], "worse, at n=4"),
         ([70.0, 71.0], [70.5, 70.6], "no difference shown at n=2"),
-        ([70.0, 70.0], [70.0, 70.0], "no difference shown at n=2"),
+        ([90.5, 90.7], [90.0, 90.2], "all 2 pairs differ by the same: no interval"),
         ([75.0], [70.0], "one pair shows nothing"),
         ([], [], "no pair"),
     ],

@@ -18,6 +18,7 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     about = "compare finished runs, seed by seed, with intervals and a verdict"
     parser = add_verb(commands, "compare", run, about, EXAMPLE)
     parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="run folders, or folders of them")
+    parser.add_argument("--baseline", metavar="RUN", type=Path, help="compare with its recipe (default: the first)")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -25,7 +26,7 @@ def run(args: argparse.Namespace) -> None:
     """Compare with the first recipe that is named."""
     from maskconnect.experiments.compare import sides_of
 
-    baseline, *others = sides_of(args.runs)
+    baseline, *others = sides_of([args.baseline, *args.runs] if args.baseline is not None else args.runs)
     differences = [side.against(baseline) for side in others]
     if args.json:
         found = [
@@ -33,7 +34,7 @@ def run(args: argparse.Namespace) -> None:
                 "label": side.label,
                 "accuracy": side.accuracy,
                 "pairs": d.count,
-                "difference": d.mean,
+                "difference": d.mean if d.count else None,
                 "interval": d.interval,
                 "verdict": d.verdict,
             }

@@ -73,6 +73,7 @@ def main(argv: list[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of files may be no text at all
     interrupts = _Interrupts()
+    _end_with_parent()
     try:
         code = 0
         with (
@@ -111,6 +112,19 @@ def _explained(error: BaseException) -> int:
 def _is_out_of_memory(error: BaseException) -> bool:
     said = str(error).lower() if isinstance(error, RuntimeError) else ""
     return isinstance(error, MemoryError) or "allocate memory" in said or "out of memory" in said
+
+
+def _end_with_parent() -> None:
+    """A run of a sweep should not outlive it: where Linux can, SIGTERM comes when the parent is gone."""
+    parent = os.environ.pop("MASKCONNECT_PARENT", "")
+    if not parent.isdigit() or sys.platform != "linux":
+        return
+    import ctypes
+
+    set_signal_of_parents_death = 1
+    ctypes.CDLL(None).prctl(set_signal_of_parents_death, signal.SIGTERM)
+    if os.getppid() != int(parent):  # it was gone before
+        sys.exit(143)
 
 
 class _TerminatedError(BaseException):

@@ -133,16 +133,19 @@ def reproduce(experiment: Experiment, args: argparse.Namespace) -> int:
     """Run what is missing, show the table or draw the figure; 1 if some runs failed."""
     from maskconnect.experiments.controls import controls_of, wired_cells, with_controls
     from maskconnect.experiments.grid import seeds_of
+    from maskconnect.experiments.record import check_place
     from maskconnect.experiments.sweep import run_cells
     from maskconnect.training.show import usual
     from maskconnect.training.stop import Stopped
 
+    if args.results is not None:
+        check_place(args.results)
     if not experiment.rows(args.scale):
         raise ConfigError(f"{experiment.name} has no quick form: its data set is too large. Take --scale paper.")
-    how: dict[str, Any] = {"jobs": args.jobs, "options": options_of_jobs(args)}
     seeds = range(experiment.seeds) if args.seeds is None else seeds_of(args.seeds)
     rows = with_controls(experiment.rows(args.scale), controls_of(args.controls))
     cells = [row.cell(seed) for row in rows if not row.needs_wiring for seed in seeds]
+    how: dict[str, Any] = {"jobs": args.jobs, "options": options_of_jobs(args, len(cells))}
     out = args.out or Path("runs/reproduce") / f"{experiment.name}-{args.scale}"
     print(f"{experiment.title}, {args.scale} scale", flush=True)
     ours = {"experiment": experiment.name, "scale": args.scale}
@@ -166,7 +169,8 @@ def show_result(experiment: Experiment, outcomes: Sequence[Outcome], out: Path, 
     from maskconnect.experiments.record import provenance, record
     from maskconnect.training.files import write_atomically
 
-    table = table_of(f"{experiment.name}: {experiment.title}", outcomes, scale=args.scale)
+    title, compared = f"{experiment.name}: {experiment.title}", experiment.shows == "table"
+    table = table_of(title, outcomes, scale=args.scale, compared=compared)
     lines = provenance(outcomes, shlex.join(["maskconnect", *sys.argv[1:]]))
     kept = "\n".join([table.markdown(), *(f"- {line}" for line in lines), ""])
     written = {
@@ -176,14 +180,17 @@ def show_result(experiment: Experiment, outcomes: Sequence[Outcome], out: Path, 
     }
     for name, text in written.items():
         write_atomically(out / name, text)
-    if args.results is not None:
-        record(args.results, experiment.name, args.scale, table, lines)
     print()
-    show_table(table.head, table.rows, right=range(2, 8))
+    show_table(table.head, table.rows, right=range(2, 7))
     print("\n" + "\n".join(table.notes))
     figures = draw(experiment, [outcome.folder for outcome in outcomes if outcome.summary is not None], out)
     print(f"\nIn {out}: {', '.join([*written, *figures])}. To look at the runs:")
     print(f"  {program()} report {shlex.quote(str(out))} --out report")
+    if args.results is not None and all(outcome.summary is not None for outcome in outcomes):
+        record(args.results, experiment.name, args.scale, table, lines)
+        print(f"Kept in {args.results}.")
+    elif args.results is not None:
+        print(f"Not kept in {args.results}, because some runs have no result.")
 
 
 def draw(experiment: Experiment, folders: Sequence[Path], out: Path) -> list[str]:

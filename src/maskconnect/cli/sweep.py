@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     grid = Grid(recipe=args.recipe, settings=tuple(args.settings), over=tuple(over), seeds=seeds_of(args.seeds))
     cells = grid.cells()
     out = args.out or Path("runs") / f"{cells[0].recipe.name.replace('/', '-')}-sweep"
-    options = options_of_jobs(args)
+    options = options_of_jobs(args, len(cells))
     try:
         outcomes = sweep(grid, out, jobs=args.jobs, options=options, show=usual())
     except Stopped as stopped:
@@ -76,11 +76,11 @@ def run(args: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def options_of_jobs(args: argparse.Namespace) -> list[str]:
+def options_of_jobs(args: argparse.Namespace, cells: int) -> list[str]:
     """The options of each run; several at a time share the cores, unless --threads says otherwise."""
     if args.jobs < 1:
         raise ConfigError(f"--jobs is {args.jobs}; it must be 1 or more.")
     words = option_words(options_of(args))
-    if args.jobs > 1 and args.threads is None:
-        words += ["--threads", str(max(1, (os.cpu_count() or 1) // args.jobs))]
+    if min(args.jobs, cells) > 1 and args.threads is None:
+        words += ["--threads", str(max(1, (os.cpu_count() or 1) // min(args.jobs, cells)))]
     return words

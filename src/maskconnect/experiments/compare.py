@@ -33,11 +33,16 @@ class Side:
 
 
 def sides_of(places: Sequence[Path]) -> list[Side]:
-    """The runs by recipe, in the order in which they were named; all must be of the same test images."""
+    """The runs by recipe, in the order in which they were named; all must be of the same test images.
+
+    Runs that have not ended are left out, unless they were named themselves.
+    """
     found: list[tuple[Recipe, dict[int, float]]] = []
     tested: dict[str, Path] = {}
     for path in find_runs(places):
         folder = RunFolder(path)
+        if not folder.finished and path not in places:
+            continue
         accuracy, images = _accuracy(folder.summary(), path), _images(folder)
         if tested and images not in tested:
             other = next(iter(tested.values()))
@@ -54,7 +59,8 @@ def sides_of(places: Sequence[Path]) -> list[Side]:
             same[recipe.seed] = accuracy
     labels = labels_of([recipe for recipe, _ in found], [wiring_name(recipe.model) for recipe, _ in found])
     if len(found) < 2:
-        raise ConfigError(f"all runs are of one recipe ({labels[0]}); name runs of two or more.")
+        what = f"all runs are of one recipe ({labels[0]})" if found else "no run has ended"
+        raise ConfigError(f"{what}; name runs of two recipes or more.")
     return [Side(label, dict(sorted(members.items()))) for label, (_, members) in zip(labels, found, strict=True)]
 
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from maskconnect.errors import ConfigError
-from maskconnect.recipes import Recipe, load
+from maskconnect.recipes import Recipe, load, write
 
 MOST = 100_000
 """How many cells a grid may have; more were surely not meant."""
+
+LONGEST = 120
+"""How many bytes the name of a folder may have."""
+
+PART = r'(?:\[(?:[^\[\]]|\[[^\[\]]*\])*\]|"[^"]*"|[^,\["])+'
+"""A value: up to the next comma that is neither in brackets nor in quotation marks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,27 +48,52 @@ class Grid:
         fields = [field for field, _ in self.over]
         if len(set(fields)) < len(fields):
             raise ConfigError(f"the sweep goes over {', '.join(fields)}; name each field once.")
+        if "seed" in [*fields, *(setting.partition("=")[0].strip() for setting in self.settings)]:
+            raise ConfigError("seed is given by --over or --set; give seeds by --seeds.")
         combinations = list(itertools.product(*(values for _, values in self.over)))
         if len(combinations) * len(self.seeds) > MOST:
             raise ConfigError(f"the grid has {len(combinations) * len(self.seeds):,} cells; that is surely not meant.")
-        return [self._cell(values, seed) for values in combinations for seed in self.seeds]
+        cells = [self._cell(values, seed) for values in combinations for seed in self.seeds]
+        _check_apart(cells)
+        return cells
 
     def _cell(self, values: tuple[str, ...], seed: int) -> Cell:
         chosen = [f"{field}={value}" for (field, _), value in zip(self.over, values, strict=True)]
         settings = (*self.settings, *chosen)
-        recipe = replace(load(self.recipe, settings), seed=seed)
+        try:
+            recipe = replace(load(self.recipe, settings), seed=seed)
+        except ConfigError as error:
+            said = str(error)
+            for setting in chosen:  # the loader takes every setting for one of --set
+                said = said.replace(f"--set {setting}", f"--over {setting}")
+            raise ConfigError(said) from None
         _check_fan_in(recipe)
         words = [f"{self._short(field)}={value}" for (field, _), value in zip(self.over, values, strict=True)]
-        name = "_".join([*words, f"seed={seed}"])
-        return Cell(
-            name=re.sub(r"[^\w.,=+-]", "-", name), source=self.recipe, settings=settings, values=values, recipe=recipe
-        )
+        name = folder_name("_".join([*words, f"seed={seed}"]))
+        return Cell(name=name, source=self.recipe, settings=settings, values=values, recipe=recipe)
 
     def _short(self, field: str) -> str:
         """The last word of a field, or all of it where another ends in the same word."""
         last = field.rpartition(".")[2]
         ends = [other.rpartition(".")[2] for other, _ in self.over]
         return last if ends.count(last) == 1 else field
+
+
+def folder_name(text: str) -> str:
+    """A text as the name of a folder: other letters become hyphens, and a long one is cut."""
+    name = re.sub(r"[^\w.,=+-]", "-", text)
+    return name if len(name.encode()) <= LONGEST else f"{name[:40]}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def _check_apart(cells: Sequence[Cell]) -> None:
+    """No two cells may be the same run, or have the same folder."""
+    known: dict[str, Cell] = {}
+    for cell in cells:
+        for key in (cell.name, write(replace(cell.recipe, about="", paper=None))):
+            other = known.setdefault(key, cell)
+            if other is not cell:
+                both = " and ".join(f"{', '.join(c.values)} (seed {c.recipe.seed})" for c in (other, cell))
+                raise ConfigError(f"two cells are the same run, or would have the same folder: {both}.")
 
 
 def _check_fan_in(recipe: Recipe) -> None:
@@ -74,14 +105,15 @@ def _check_fan_in(recipe: Recipe) -> None:
 
 
 def values_of(text: str, what: str) -> tuple[str, ...]:
-    """Values as people write them: `1..17`, `0.1,0.3`, `1,2,5..8`."""
+    """Values as people write them: `1..17`, `0.1,0.3`, `1,2,5..8`; commas in brackets or quotes are no ends."""
     found: list[str] = []
-    for part in text.split(","):
-        part = part.strip()
+    for part in map(str.strip, re.findall(PART, text)):
         if match := re.fullmatch(r"(\d+)\.\.(\d+)", part):
             first, last = map(int, match.groups())
-            if last < first or last - first > MOST:
+            if last < first:
                 raise ConfigError(f"{what} {text}: {part} is no range; write the smaller number first, such as 1..8.")
+            if last - first > MOST:
+                raise ConfigError(f"{what} {text}: {part} is a range of more than {MOST:,} values.")
             found += map(str, range(first, last + 1))
         elif part:
             found.append(part)
@@ -105,14 +137,9 @@ def seeds_of(text: str) -> tuple[int, ...]:
     if text.strip().isdigit():
         count = int(text)
         if not 1 <= count <= MOST:
-            raise ConfigError(f"--seeds is {count}; it must be 1 or more.")
+            raise ConfigError(f"--seeds is {count}; it must be 1 or more, and {MOST:,} at most.")
         return tuple(range(count))
     found = values_of(text, "--seeds")
     if not all(value.isdigit() for value in found):
         raise ConfigError(f"--seeds is {text!r}; it must be whole numbers.")
-    return tuple(map(int, found))
-
-
-def folders_of(cells: Iterable[Cell], out: Path) -> Sequence[Path]:
-    """Where the cells are."""
-    return [out / cell.name for cell in cells]
+    return tuple(dict.fromkeys(map(int, found)))

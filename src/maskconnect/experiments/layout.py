@@ -59,16 +59,16 @@ class Table:
 
 
 def _pipes(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    return f"| {' | '.join(_line(cell).replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def _ampersands(cells: Sequence[str]) -> str:
     escaped: dict[str, str | int | None] = {letter: f"\\{letter}" for letter in "&%#_{}$"}
-    escaped |= {"\\": r"\textbackslash{}", "±": r"$\pm$"}
-    return " & ".join(cell.translate(str.maketrans(escaped)) for cell in cells) + r" \\"
+    escaped |= {"\\": r"\textbackslash{}", "±": r"$\pm$", "^": r"\^{}", "~": r"\~{}", "<": "$<$", ">": "$>$"}
+    return " & ".join(_line(cell).translate(str.maketrans(escaped)) for cell in cells) + r" \\"
 
 
-def table_of(title: str, outcomes: Sequence[Outcome], *, scale: str) -> Table:
+def table_of(title: str, outcomes: Sequence[Outcome], *, scale: str, compared: bool = True) -> Table:
     """Our numbers beside the paper's: a row a recipe, a block a network, compared with the first row of the block."""
     groups: dict[tuple[str, ...], list[Outcome]] = {}
     for outcome in outcomes:
@@ -82,11 +82,13 @@ def table_of(title: str, outcomes: Sequence[Outcome], *, scale: str) -> Table:
         against = _against(accuracy, baseline) if name == before else "the baseline"
         rows.append((name if name != before else "", *_numbers(members, accuracy, against)))
         before = name
-    head = (
+    head: tuple[str, ...] = (
         *("model", "connectivity", "ours: best (mean ± std)", "n", "paper"),
-        *("parameters", "after pruning", "paper, after pruning", "against the baseline, 95 % interval"),
+        *("parameters (paper)", "after pruning (paper)", "against the baseline, 95 % interval"),
     )
-    failed = tuple(f"{o.cell.name} has no result: {o.why}" for o in outcomes if o.summary is None)
+    failed = tuple(_line(f"{o.cell.name} has no result: {o.why}") for o in outcomes if o.summary is None)
+    if not compared:
+        head, rows = head[:-1], [row[:-1] for row in rows]
     return Table(title, head, tuple(rows), (*((QUICK,) if scale == "quick" else ()), *NOTES, *failed))
 
 
@@ -100,12 +102,25 @@ def _numbers(members: Sequence[Outcome], accuracy: dict[int, float], against: st
     count = f"{len(found)}" if len(found) == len(members) else f"{len(found)} of {len(members)}"
     paper = cell.recipe.paper
     ours = f"{max(accuracy.values()):.2f} ({statistic(list(accuracy.values())).text()})" if accuracy else "no result"
-    weights = f"{found[0]['parameters']['weights'] / 1e6:.2f} M" if found else ""
-    left = statistic([s["parameters"]["pruned"] / 1e6 for s in found]).mean if found else None
-    pruned = "" if left is None else f"{left:.2f} M"
-    theirs = f"{paper.pruned:g} M" if paper is not None and paper.pruned is not None else ""
-    name = cell.label or wiring_name(cell.recipe.model)
-    return (name, ours, count, _paper(paper), weights, pruned, theirs, against)
+    sizes = [
+        _millions([s["parameters"][key] for s in found], theirs)
+        for key, theirs in zip(("weights", "pruned"), _sizes(paper), strict=True)
+    ]
+    return (cell.label or wiring_name(cell.recipe.model), ours, count, _paper(paper), *sizes, against)
+
+
+def _sizes(paper: Paper | None) -> tuple[float | None, float | None]:
+    return (None, None) if paper is None else (paper.parameters, paper.pruned)
+
+
+def _millions(ours: Sequence[int], theirs: float | None) -> str:
+    beside = "" if theirs is None else f" ({theirs:g})"
+    return (f"{statistic(ours).mean / 1e6:.2f} M" if ours else "") + beside
+
+
+def _line(text: str) -> str:
+    """A text on one line, whatever is in it."""
+    return " ".join(text.split())
 
 
 def _paper(paper: Paper | None) -> str:

@@ -49,14 +49,22 @@ def _machine(start: dict[str, Any]) -> str:
     return f"{where}, {start.get('threads')} threads, torch {start.get('torch')}"
 
 
-def record(place: Path, name: str, scale: str, table: Table, lines: Sequence[str]) -> None:
-    """Put a table into the file of results, in the place of an older one of the same name and scale."""
+def check_place(place: Path) -> str:
+    """What a file of results holds, or begins with; an error if results cannot be kept there."""
+    if not place.parent.is_dir():
+        raise ConfigError(f"--results {place}: there is no folder {place.parent}.")
     try:
         text = place.read_text(encoding="utf-8") if place.exists() else OPENING
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{place} cannot be read: {error}; name a Markdown file by --results.") from None
+        raise ConfigError(f"--results {place} cannot be read: {error}; name a Markdown file.") from None
     if not text.startswith(OPENING):
-        raise ConfigError(f"{place} is not a file of results of maskconnect; name another by --results.")
+        raise ConfigError(f"--results {place} is not a file of results of maskconnect; name another.")
+    return text
+
+
+def record(place: Path, name: str, scale: str, table: Table, lines: Sequence[str]) -> None:
+    """Put a table into the file of results, in the place of an older one of the same name and scale."""
+    text = check_place(place)
     section = "\n".join([f"## {name}, {scale} scale", "", table.markdown(), *(f"- {line}" for line in lines), ""])
     older = re.compile(rf"^## {re.escape(name)}, {scale} scale\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
     text = older.sub(lambda _: f"{section}\n", text) if older.search(text) else f"{text.rstrip()}\n\n{section}\n"

@@ -35,12 +35,25 @@ def table(grid: Grid, outcomes: Sequence[Outcome]) -> tuple[tuple[str, ...], lis
     return head, rows
 
 
+def _others(out: Path, head: list[str], now: set[str]) -> list[list[str]]:
+    """The rows of earlier calls whose runs are still there."""
+    try:
+        first, *rows = list(csv.reader((out / FILE).read_text(encoding="utf-8").splitlines()))
+    except (OSError, ValueError):
+        return []
+    if first != head:
+        return []
+    return [row for row in rows if len(row) == len(head) and row[-2] not in now and (out / row[-2]).is_dir()]
+
+
 def write_results(grid: Grid, outcomes: Sequence[Outcome], out: Path) -> Path:
-    """Every cell as a line of a CSV file."""
+    """Every cell as a line of a CSV file; those of earlier calls, with other values or seeds, stay."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     numbers = ("top1", "top5", "parameters", "pruned", "seconds")
-    writer.writerow([*(field for field, _ in grid.over), "seed", *numbers, "folder", "failed"])
+    head = [*(field for field, _ in grid.over), "seed", *numbers, "folder", "failed"]
+    writer.writerow(head)
+    writer.writerows(_others(out, head, {outcome.folder.name for outcome in outcomes}))
     for outcome in outcomes:
         summary = outcome.summary
         found = [""] * len(numbers)

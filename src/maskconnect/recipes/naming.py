@@ -58,10 +58,15 @@ def labels_of(recipes: Sequence[Recipe], wirings: Sequence[str]) -> list[str]:
 
 def told_apart(names: Sequence[str], recipes: Sequence[Recipe]) -> list[str]:
     """Names, with the fields in which recipes of the same name differ."""
-    found = []
-    for name, recipe in zip(names, recipes, strict=True):
-        own = assignments(write(recipe))
-        others = [assignments(write(r)) for n, r in zip(names, recipes, strict=True) if n == name and r != recipe]
-        keys = [key for key in own if any(other.get(key) != own[key] for other in others)]
-        found.append(f"{name} ({', '.join(f'{key}={own[key]}' for key in keys[:FIELDS])})" if keys else name)
-    return found
+    written = [assignments(write(recipe)) for recipe in recipes]
+
+    def labels(most: int | None) -> list[str]:
+        found = []
+        for name, own in zip(names, written, strict=True):
+            same = [other for n, other in zip(names, written, strict=True) if n == name]
+            keys = [key for key in own if any(other.get(key) != own[key] for other in same)][:most]
+            found.append(f"{name} ({', '.join(f'{key}={own[key]}' for key in keys)})" if keys else name)
+        return found
+
+    short, long = labels(FIELDS), labels(None)
+    return short if len(set(short)) == len(set(long)) else long

@@ -17,6 +17,7 @@ import fcntl
 import json
 import math
 import os
+import re
 import shlex
 from collections.abc import Sequence
 from contextlib import suppress
@@ -182,6 +183,12 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def _by_numbers(path: Path) -> list[tuple[int, int, str]]:
+    """A key by which K=2 comes before K=10."""
+    parts = re.split(r"(\d+)", path.name)
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts]
+
+
 def find_runs(places: Sequence[Path]) -> list[Path]:
     """The run folders that are meant: each is one itself, or a folder of some."""
     found: list[Path] = []
@@ -191,7 +198,7 @@ def find_runs(places: Sequence[Path]) -> list[Path]:
             continue
         if not place.is_dir():
             raise ConfigError(f"{place} {'is no folder' if place.exists() else 'does not exist'}; name a run folder.")
-        inside = sorted(child.parent for child in place.glob("*/recipe.toml"))
+        inside = sorted((child.parent for child in place.glob("*/recipe.toml")), key=_by_numbers)
         if not inside:
             raise ConfigError(f"{place} is no run folder, and there is none in it: nothing has a recipe.toml.")
         found += inside

@@ -33,13 +33,14 @@ class Difference:
 
     count: int
     mean: float
-    interval: tuple[float, float] | None  # of 95 %; None where there is one pair only
+    interval: tuple[float, float] | None  # of 95 %; None where pairs do not vary, or there is one only
 
     @property
     def verdict(self) -> str:
         """What that shows, in plain words."""
         if self.interval is None:
-            return "one pair shows nothing" if self.count else "no pair"
+            few = ("no pair", "one pair shows nothing")
+            return few[self.count] if self.count < 2 else f"all {self.count} pairs differ by the same: no interval"
         if self.interval[0] > 0:
             return f"better, at n={self.count}"
         if self.interval[1] < 0:
@@ -54,6 +55,8 @@ def paired_difference(ours: Sequence[float], theirs: Sequence[float]) -> Differe
     if count < 2:
         return Difference(count, fmean(differences) if differences else 0.0, None)
     mean = fmean(differences)
+    if max(differences) - min(differences) < 1e-9:
+        return Difference(count, mean, None)
     half = student_quantile(0.975, count - 1) * stdev(differences) / math.sqrt(count)
     return Difference(count, mean, (mean - half, mean + half))
 
