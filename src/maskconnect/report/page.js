@@ -43,7 +43,6 @@
   }
 
   const later = window.requestIdleCallback ?? (task => setTimeout(task, 50));
-  const frameAfter = (run, frame) => frame.number + 1 < run.frames.length && (() => frameAt(run, run.frames[frame.number + 1][0]));
 
   function decode(run, packed) {
     const bytes = Uint8Array.from(atob(packed), c => c.charCodeAt(0));
@@ -176,8 +175,8 @@
         show(run, frame, layer);
         squares.forEach((square, k) => square.classList.toggle("unused", !frame.alive[k]));
         drawn = frame;
-        const next = frameAfter(run, frame);
-        if (next) later(() => pathsOf(run, next()));  // ready before the slider gets there
+        const next = run.frames[frame.number + 1];
+        if (next) later(() => pathsOf(run, frameAt(run, next[0])));  // ready before the slider gets there
       }
       const used = frame.alive.filter(Boolean).length;
       count.textContent = `${run.edges.toLocaleString("en")} connections; ${used} of ${run.count} blocks reach the output.`;
