@@ -83,10 +83,16 @@ def test_every_stack_of_a_model_is_drawn_under_its_name():
 
 
 def test_rewired_models_and_the_papers_networks_are_drawn():
-    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(4)))
-    mc.rewire(torch.nn.Sequential(model), "0", fan_in=2)
-    for network in (mc.resnet(20, 10, fan_in=3), mc.resnext(20, 4, 4, 10, fan_in=2), mc.resnet(8, 10, fan_in=1)):
-        ElementTree.fromstring(mc.draw(network).svg)
+    model = torch.nn.Sequential(torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(4))))
+    mc.rewire(model, "0", fan_in=2)
+    networks = {
+        model: 1 + 2 + 2,
+        mc.resnet(20, 10, fan_in=3): 1 + 2 + 6 * 3,
+        mc.resnext(20, 4, 4, 10, fan_in=2): 5 * 4 * 2,
+    }
+    for network, connections in networks.items():
+        root = ElementTree.fromstring(mc.draw(network).svg)
+        assert len([path for path in root.iter(f"{SPACE}path") if path.get("class") != "end"]) == connections
 
 
 def test_the_title_tells_fan_ins_that_differ():

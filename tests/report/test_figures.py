@@ -61,7 +61,9 @@ def test_no_text_is_left_as_mathematics(chain, tmp_path, monkeypatch):
 
 def test_plots_do_not_need_every_value(chain, tmp_path):
     line = charts.Line(name="a", x=(1, 2, 3), y=(None, 2.0, None))
-    figures.write_chart(charts.Chart(key="k", title="t", x="x", y="y", lines=(line,)), tmp_path / "k")
+    written = figures.write_chart(charts.Chart(key="k", title="t", x="x", y="y", lines=(line,)), tmp_path / "k")
+    assert [path.name for path in written] == ["k.svg", "k.png"]
+    assert all(path.stat().st_size > 1000 for path in written)
 
 
 @pytest.mark.parametrize("count", [2, 30])
@@ -69,7 +71,9 @@ def test_confusions_of_few_and_many_classes(count, tmp_path):
     classes = tuple(f"class {k} $\\frac$ 日本 and so on" for k in range(count))
     counts = torch.eye(count, dtype=torch.long) * 3
     counts[0, 1] = 2
-    figures.write_confusion(Confusion(classes, counts), tmp_path / "c")
+    (drawn, _) = figures.write_confusion(Confusion(classes, counts), tmp_path / "c")
+    sides = [float(ElementTree.parse(drawn).getroot().get(side).removesuffix("pt")) for side in ("width", "height")]
+    assert sides[0] == sides[1] > 250, "long names leave room for the matrix"
 
 
 def test_the_worst_confusions_come_first():
