@@ -104,6 +104,14 @@ def test_braces_are_escaped_for_latex():
     assert "0.57 M (0.86) & 0.50 M (0.86)" in latex
 
 
+def test_pairs_that_differ_by_the_same_are_not_called_one_pair():
+    found = {"paper/cifar100-resnet38-prev": (68.0, 68.4), "paper/cifar100-resnet38-learned": (69.0, 69.4)}
+    rows = table_of(
+        "t", [outcome(r, s, a) for r, both in found.items() for s, a in enumerate(both)], scale="paper"
+    ).rows
+    assert rows[1][-1] == "+1.00 (all 2 pairs differ by the same: no interval)"
+
+
 def test_figures_have_no_baseline(outcomes):
     table = table_of("fig2", outcomes, scale="paper", compared=False)
     assert table.head[-1] == "after pruning (paper)"

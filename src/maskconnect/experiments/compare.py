@@ -11,7 +11,7 @@ from maskconnect.errors import CheckpointError, ConfigError
 from maskconnect.recipes import Recipe
 from maskconnect.recipes.naming import labels_of, wiring_name, without_seed
 from maskconnect.training.folder import DATA, RunFolder, find_runs
-from maskconnect.training.statistics import Difference, Statistic, paired_difference, statistic
+from maskconnect.training.statistics import Difference, Statistic, difference_by_seed, statistic
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,7 @@ class Side:
 
     def against(self, baseline: Side) -> Difference:
         """By how much it is better, over the seeds that both have."""
-        seeds = [seed for seed in self.accuracy if seed in baseline.accuracy]
-        return paired_difference([self.accuracy[s] for s in seeds], [baseline.accuracy[s] for s in seeds])
+        return difference_by_seed(self.accuracy, baseline.accuracy)
 
 
 def sides_of(places: Sequence[Path]) -> list[Side]:

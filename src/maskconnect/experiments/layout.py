@@ -11,7 +11,7 @@ from typing import Any
 from maskconnect.experiments.sweep import Outcome
 from maskconnect.recipes.naming import network_name, wiring_name
 from maskconnect.recipes.schema import Paper
-from maskconnect.training.statistics import paired_difference, statistic
+from maskconnect.training.statistics import difference_by_seed, statistic
 
 QUICK = "Quick scale: smaller images, fewer of them, fewer epochs. It is not the paper's experiment."
 NOTES = (
@@ -133,11 +133,10 @@ def _paper(paper: Paper | None) -> str:
 
 
 def _against(ours: dict[int, float], theirs: dict[int, float]) -> str:
-    seeds = [seed for seed in ours if seed in theirs]
-    difference = paired_difference([ours[s] for s in seeds], [theirs[s] for s in seeds])
+    difference = difference_by_seed(ours, theirs)
     if not difference.count:
         return "no pair of seeds"
     if difference.interval is None:
-        return f"{difference.mean:+.2f} (one pair)"
+        return f"{difference.mean:+.2f} ({'one pair' if difference.count == 1 else difference.verdict})"
     low, high = difference.interval
     return f"{difference.mean:+.2f} ({low:+.2f} to {high:+.2f}): {difference.verdict}"

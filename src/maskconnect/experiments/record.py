@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from maskconnect.errors import ConfigError
 from maskconnect.experiments.layout import Table
 from maskconnect.experiments.sweep import Outcome
 from maskconnect.training.files import write_atomically
+from maskconnect.training.folder import RunFolder
 
 OPENING = """# Results
 Written by `maskconnect reproduce`, never by hand: each section is replaced when its command is run again.
@@ -21,7 +21,7 @@ Written by `maskconnect reproduce`, never by hand: each section is replaced when
 def provenance(outcomes: Sequence[Outcome], command: str) -> list[str]:
     """What the numbers come from: the command, the recipes, seeds, dates, commits and machines of the runs."""
     ended = [outcome for outcome in outcomes if outcome.summary is not None]
-    starts = [start for outcome in ended for start in _starts(outcome.folder)]
+    starts = [start for outcome in ended for start in RunFolder(outcome.folder).starts()]
     recipes = dict.fromkeys(" ".join([o.cell.source, *o.cell.settings]) for o in outcomes)
     seeds = sorted({outcome.cell.recipe.seed for outcome in ended})
     dates = sorted(str(start.get("time", ""))[:10] for start in starts)
@@ -34,14 +34,6 @@ def provenance(outcomes: Sequence[Outcome], command: str) -> list[str]:
         "machine": ", ".join(sorted({_machine(start) for start in starts})),
     }
     return [f"{key}: {value}" for key, value in found.items() if value]
-
-
-def _starts(folder: Path) -> list[dict[str, Any]]:
-    try:
-        found = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return []
-    return [start for start in found if isinstance(start, dict)] if isinstance(found, list) else []
 
 
 def _machine(start: dict[str, Any]) -> str:

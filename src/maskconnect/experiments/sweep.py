@@ -5,7 +5,6 @@ A cell is a usual run folder, made by the usual command; a finished one is left 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
@@ -20,7 +19,7 @@ from typing import Any
 
 from maskconnect.errors import ConfigError, MaskConnectError
 from maskconnect.experiments.grid import Cell, Grid
-from maskconnect.training.files import write_atomically
+from maskconnect.training.files import LOCK, lock, write_atomically
 from maskconnect.training.folder import RunFolder
 from maskconnect.training.show import Silent, duration
 from maskconnect.training.stop import Stopped, StopRequests
@@ -104,15 +103,11 @@ def claim(ours: dict[str, Any], out: Path, stack: ExitStack) -> None:
         raise ConfigError(f"{out} holds something else than a sweep; choose another place by --out.")
     try:
         (out / LOGS).mkdir(parents=True, exist_ok=True)
-        lock = stack.enter_context((out / ".lock").open("w"))
+        held = stack.enter_context((out / LOCK).open("w"))
     except OSError as error:
         raise ConfigError(f"{out} cannot be written: {error.strerror}; choose another place by --out.") from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ConfigError(f"another sweep works in {out}; wait for it, or choose another --out.") from None
-    except OSError:
-        pass  # a file system without locks
+    if not lock(held):
+        raise ConfigError(f"another sweep works in {out}; wait for it, or choose another --out.")
     if (out / LIST).exists():
         theirs = _list(out)
         key = next((key for key, value in ours.items() if theirs.get(key) != value), None)

@@ -102,7 +102,8 @@ def _run(run: Run, number: int, *, several: bool, most: int) -> str:
     """All about one run."""
     shown = "".join(figure(chart) for chart in charts.curves(run))
     if not several:
-        own = [charts.branching(groups_of([run])), charts.readers(groups_of([run]))]
+        alone = groups_of([run])
+        own = [charts.branching(alone), charts.readers(alone)]
         shown += "".join(figure(chart) for chart in own if chart is not None)
     cards = "".join(
         f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd></div>" for name, value in facts(run)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -148,7 +147,7 @@ def read_run(path: Path) -> Run:
             frames=tuple(_frames(folder, recipe, layout, None if summary is not None else _last(epochs))),
             classes=classes,
             tested=_tested(folder, len(classes)) if summary is not None else None,
-            starts=tuple(_starts(path / "environment.json")),
+            starts=tuple(folder.starts()),
             written=(path / "recipe.toml").read_text(encoding="utf-8"),
         )
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OSError) as error:
@@ -267,13 +266,6 @@ def _tested(folder: RunFolder, classes: int) -> Tested:
     if not all(0 <= index < len(label_N) for index in wrong):
         raise ValueError(f"{PREDICTIONS} has mistakes in images that it has not")
     return Tested(label_N, class_NR[:, 0], found["probability"][:, 0], wrong, pictures)
-
-
-def _starts(place: Path) -> list[dict[str, Any]]:
-    found: Any = []
-    with suppress(OSError, ValueError):
-        found = json.loads(place.read_text(encoding="utf-8"))
-    return [start for start in found if isinstance(start, dict)] if isinstance(found, list) else []
 
 
 @lru_cache(maxsize=32)

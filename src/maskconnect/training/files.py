@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
 import secrets
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from torch import Tensor
 
 from maskconnect.errors import CheckpointError
+
+LOCK = ".lock"
+"""The file by which a process holds a folder."""
 
 TEMPORARY = ".writing-"
 """How the names of unfinished files and folders begin."""
@@ -39,6 +43,17 @@ def write_atomically(path: Path, content: bytes | str) -> None:
             temporary.unlink()
         raise
     fsync_folder(path.parent)
+
+
+def lock(file: TextIO) -> bool:
+    """Hold an open file as long as it is open; False where another process does."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass  # a file system without locks
+    return True
 
 
 def fsync_folder(path: Path) -> None:

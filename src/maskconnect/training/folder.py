@@ -13,7 +13,6 @@ summary.json         what came of it; there is one when the run has ended
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
@@ -32,11 +31,11 @@ from maskconnect.recipes import Recipe, load, write
 from maskconnect.recipes.write import assignments
 from maskconnect.training.checkpoint import Checkpoints
 from maskconnect.training.environment import environment
-from maskconnect.training.files import TEMPORARY, load_tensors, save_tensors, write_atomically
+from maskconnect.training.files import LOCK, TEMPORARY, load_tensors, lock, save_tensors, write_atomically
 from maskconnect.training.options import Options
 
 MODEL, INPUT, PREDICTIONS = "final/model.safetensors", "final/input.safetensors", "final/predictions.safetensors"
-DATA, CLASSES = "data.json", "final/classes.json"
+DATA, CLASSES, ENVIRONMENT = "data.json", "final/classes.json", "environment.json"
 
 
 class RunFolder:
@@ -57,20 +56,16 @@ class RunFolder:
         """Make the folder this run's own; an error if it holds another recipe, or if another process works in it."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.path / ".lock").open("w")
+            self._lock = (self.path / LOCK).open("w")
         except OSError as error:
             raise ConfigError(
                 f"{self.path} cannot be written: {error.strerror}; choose another place by --out."
             ) from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"another process trains in {self.path}; wait for it, or choose another --out.") from None
-        except OSError:
-            pass  # a file system without locks
+        if not lock(self._lock):
+            raise ConfigError(f"another process trains in {self.path}; wait for it, or choose another --out.")
         place = self.path / "recipe.toml"
-        if not place.exists() and any(child.name != ".lock" for child in self.path.iterdir()):
-            (self.path / ".lock").unlink()
+        if not place.exists() and any(child.name != LOCK for child in self.path.iterdir()):
+            (self.path / LOCK).unlink()
             raise ConfigError(f"{self.path} is not empty and holds no run; choose another place by --out.")
         if (self.path / "metrics.jsonl").exists():
             self.check_recipe(recipe)
@@ -97,13 +92,15 @@ class RunFolder:
 
     def note_start(self, options: Options, resumed: int) -> None:
         """Add this start to the record of all."""
-        place = self.path / "environment.json"
-        starts: Any = []
+        starts = [*self.starts(), environment(options) | {"from_step": resumed}]
+        write_atomically(self.path / ENVIRONMENT, json.dumps(starts, indent=1, default=str) + "\n")
+
+    def starts(self) -> list[dict[str, Any]]:
+        """The record of all starts, as far as it can be read."""
+        found: Any = []
         with suppress(OSError, ValueError):
-            starts = json.loads(place.read_text())
-        starts = starts if isinstance(starts, list) else []
-        starts.append(environment(options) | {"from_step": resumed})
-        write_atomically(place, json.dumps(starts, indent=1, default=str) + "\n")
+            found = json.loads((self.path / ENVIRONMENT).read_text(encoding="utf-8"))
+        return [start for start in found if isinstance(start, dict)] if isinstance(found, list) else []
 
     def open_metrics(self, size: int) -> None:
         """Go on with the metrics after their first `size` bytes: later lines are of steps that will be taken again."""

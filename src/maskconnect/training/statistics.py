@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
@@ -59,6 +59,12 @@ def paired_difference(ours: Sequence[float], theirs: Sequence[float]) -> Differe
         return Difference(count, mean, None)
     half = student_quantile(0.975, count - 1) * stdev(differences) / math.sqrt(count)
     return Difference(count, mean, (mean - half, mean + half))
+
+
+def difference_by_seed(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference:
+    """The same over the seeds that both have."""
+    seeds = [seed for seed in ours if seed in theirs]
+    return paired_difference([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
 
 
 def student_quantile(probability: float, freedom: int) -> float:
