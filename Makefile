@@ -24,6 +24,7 @@ test: venv browser
 	$(BIN)/python -m pytest -m "not slow"
 
 test-slow: venv
+	@$(BIN)/python tools/get_packages.py slurm
 	$(BIN)/python -m pytest -m slow
 
 # Scripts in .venv hold its path: a checkout that was moved needs a new one.
@@ -40,7 +41,7 @@ venv: .venv/.made
 	@echo "$(CURDIR)" > $@
 
 browser: venv
-	@$(BIN)/python tools/get_browser.py
+	@$(BIN)/python tools/get_packages.py chromium
 
 format: venv
 	$(BIN)/ruff check --fix .

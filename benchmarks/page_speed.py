@@ -18,7 +18,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path += [str(ROOT / "tests"), str(ROOT / "tools")]
 
-from get_browser import find  # noqa: E402
+from get_packages import find  # noqa: E402
 from made_up import CIFAR_RESNET, CIFAR_RESNEXT, made_up_run  # type: ignore[import-not-found]  # noqa: E402
 from playwright.sync_api import Page, sync_playwright  # noqa: E402
 
@@ -63,7 +63,7 @@ def main() -> None:
     """Measure every case."""
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as place, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=find(), args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=find("chromium"), args=["--no-sandbox"])
         for number, (name, recipe) in enumerate(CASES.items()):
             run = read_run(made_up_run(Path(place) / f"run{number}", *recipe))
             written = write_page([run], Path(place) / f"page{number}")

@@ -1,10 +1,8 @@
 """Small runs, what a report makes of them, and a real browser to look at it."""
 
-import os
-
+import programs
 import pytest
 import runs
-from get_browser import find
 
 from maskconnect.report.runs import read_run
 from maskconnect.report.write import write_page
@@ -38,12 +36,8 @@ def layered(folder):
 
 @pytest.fixture(scope="session")
 def browser():
-    """Chromium. Without it tests are skipped; where CI=true they fail."""
-    found = find()
-    if found is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("there is no Chromium, and CI=true; see tools/get_browser.py")
-        pytest.skip("there is no Chromium; see tools/get_browser.py")
+    """Chromium."""
+    found = programs.needed("chromium")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:

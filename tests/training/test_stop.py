@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C."""
+"""SIGTERM, Ctrl-C and SIGUSR2."""
 
 import signal
 import threading
@@ -8,7 +8,9 @@ import pytest
 from maskconnect.training.stop import Stopped, StopRequests
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR2, 128 + signal.SIGUSR2)]
+)
 def test_a_request_is_noted_and_obeyed_when_it_is_looked_at(number, code):
     with StopRequests() as requests:
         requests.check()
@@ -32,6 +34,14 @@ def test_a_second_request_stops_at_once(interrupted):
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
         assert requests.asked == signal.SIGINT
+
+
+def test_a_batch_system_may_warn_after_a_request_and_again():
+    with StopRequests() as requests:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGUSR2)
+        signal.raise_signal(signal.SIGUSR2)
+        assert requests.asked == signal.SIGUSR2
 
 
 def test_handlers_are_as_before_afterwards():

@@ -1,6 +1,7 @@
 """The command `maskconnect`: find the verb, run it, and turn what goes wrong into one line and an exit code.
 
-0 all is well, 2 a mistake that the user can mend, 130 Ctrl-C, 143 SIGTERM, 141 nobody reads the output any more.
+0 all is well, 2 a mistake that the user can mend, 130 Ctrl-C, 143 SIGTERM, 141 nobody reads the output any more; 140
+(SIGUSR2 on Linux) the time of a job is nearly up, and the run has saved.
 """
 
 from __future__ import annotations
@@ -173,9 +174,10 @@ def _signals_raise(interrupts: _Interrupts) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # only there may handlers be set
         yield
         return
-    before = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGINT)]
+    before = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)]
     signal.signal(signal.SIGTERM, _raise_terminated)
-    if before[1][1] is not signal.SIG_IGN:  # as shells start what runs in the background
+    signal.signal(signal.SIGUSR2, _raise_terminated)
+    if before[0][1] is not signal.SIG_IGN:  # as shells start what runs in the background
         signal.signal(signal.SIGINT, interrupts)
     try:
         yield

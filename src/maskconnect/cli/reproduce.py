@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from maskconnect.cli.sweep import options_of_jobs
+from maskconnect.cli.sweep import add_engine, engine_of
 from maskconnect.cli.train import add_options, program
 from maskconnect.cli.verb import add_verb
 from maskconnect.errors import ConfigError, unknown_name
@@ -39,11 +39,11 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="for runs and tables (default: runs/reproduce/NAME-SCALE)"
     )
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time (default: 1)")
     parser.add_argument(
         "--controls", default="", metavar="NAMES", help="also random, retrained, shuffled, sum; see docs/claims.md"
     )
     parser.add_argument("--results", type=Path, metavar="FILE", help="also keep the table in this Markdown file")
+    add_engine(parser)
     add_options(parser)
 
 
@@ -145,14 +145,14 @@ def reproduce(experiment: Experiment, args: argparse.Namespace) -> int:
     seeds = range(experiment.seeds) if args.seeds is None else seeds_of(args.seeds)
     rows = with_controls(experiment.rows(args.scale), controls_of(args.controls))
     cells = [row.cell(seed) for row in rows if not row.needs_wiring for seed in seeds]
-    how: dict[str, Any] = {"jobs": args.jobs, "options": options_of_jobs(args, len(cells))}
+    engine = engine_of(args, len(cells))
     out = args.out or Path("runs/reproduce") / f"{experiment.name}-{args.scale}"
     print(f"{experiment.title}, {args.scale} scale", flush=True)
     ours = {"experiment": experiment.name, "scale": args.scale}
     try:
-        outcomes = run_cells(cells, out, ours, **how, show=usual())
+        outcomes = run_cells(cells, out, ours, engine=engine, show=usual())
         if more := wired_cells(rows, outcomes, out):
-            outcomes += run_cells(more, out, ours, **how, show=usual())
+            outcomes += run_cells(more, out, ours, engine=engine, show=usual())
     except Stopped as stopped:
         print(f"stopped by {stopped}; all is saved. The same command again goes on.", flush=True)
         return stopped.exit_code

@@ -6,15 +6,20 @@ import argparse
 import os
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from maskconnect.cli.train import add_options, option_words, options_of, program
 from maskconnect.cli.verb import add_verb
-from maskconnect.errors import ConfigError
+from maskconnect.errors import ConfigError, unknown_name
 
+if TYPE_CHECKING:
+    from maskconnect.experiments.engine import Engine
+
+ENGINES = ("local", "slurm")
 EXAMPLE = """sweep quick/digits --fan-in 1..8 --seeds 3
   maskconnect sweep paper/cifar100-resnet38-learned --fan-in 1..17 --seeds 4 --data data --jobs 2
   maskconnect sweep quick/digits --over phase.learn.mask_lr=0.1,0.3,1 --over model.fan_in=2,4 --seeds 0,7
+  maskconnect sweep quick/digits --seeds 8 --engine slurm --slurm partition=cpu --slurm cpus-per-task=4
 
 The same command again goes on: runs that have ended are not run again. More seeds or values may be added."""
 
@@ -40,8 +45,24 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     where = parser.add_argument_group("where")
     where.add_argument("--data", type=Path, metavar="DIR", help="the folder that the data set is in (default: data)")
     where.add_argument("--out", type=Path, metavar="DIR", help="a folder for all runs (default: runs/RECIPE-sweep)")
-    where.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time (default: 1)")
+    add_engine(parser)
     add_options(parser)
+
+
+def add_engine(parser: argparse.ArgumentParser) -> None:
+    """Add the choices of who runs the runs."""
+    who = parser.add_argument_group("who runs them")
+    who.add_argument("--jobs", type=int, metavar="N", help="runs at a time (default: 1; of SLURM: what it allows)")
+    who.add_argument(
+        "--engine", default="local", metavar="NAME", help="local (the default), or slurm: an array job of a cluster"
+    )
+    who.add_argument(
+        "--slurm",
+        action="append",
+        default=[],
+        metavar="OPTION=VALUE",
+        help="an option of sbatch, such as partition=gpu, time=4:00:00 or gpus-per-node=1; may be given again",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,9 +78,8 @@ def run(args: argparse.Namespace) -> int:
     grid = Grid(recipe=args.recipe, settings=tuple(args.settings), over=tuple(over), seeds=seeds_of(args.seeds))
     cells = grid.cells()
     out = args.out or Path("runs") / f"{cells[0].recipe.name.replace('/', '-')}-sweep"
-    options = options_of_jobs(args, len(cells))
     try:
-        outcomes = sweep(grid, out, jobs=args.jobs, options=options, show=usual())
+        outcomes = sweep(grid, out, engine=engine_of(args, len(cells)), show=usual())
     except Stopped as stopped:
         print(f"stopped by {stopped}; all is saved. The same command again goes on.", flush=True)
         return stopped.exit_code
@@ -76,11 +96,21 @@ def run(args: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def options_of_jobs(args: argparse.Namespace, cells: int) -> list[str]:
-    """The options of each run; several at a time share the cores, unless --threads says otherwise."""
-    if args.jobs < 1:
+def engine_of(args: argparse.Namespace, cells: int) -> Engine:
+    """Who runs the runs; several at a time on this machine share the cores, unless --threads says otherwise."""
+    from maskconnect.experiments.engine import Local
+    from maskconnect.experiments.slurm import Slurm, settings_of
+
+    if args.jobs is not None and args.jobs < 1:
         raise ConfigError(f"--jobs is {args.jobs}; it must be 1 or more.")
+    if args.engine not in ENGINES:
+        raise unknown_name("--engine", args.engine, ENGINES)
     words = option_words(options_of(args))
-    if min(args.jobs, cells) > 1 and args.threads is None:
-        words += ["--threads", str(max(1, (os.cpu_count() or 1) // min(args.jobs, cells)))]
-    return words
+    if args.engine == "slurm":
+        return Slurm(args.jobs, words, settings_of(args.slurm))
+    if args.slurm:
+        raise ConfigError("--slurm goes with --engine slurm.")
+    jobs = args.jobs or 1
+    if min(jobs, cells) > 1 and args.threads is None:
+        words += ["--threads", str(max(1, (os.cpu_count() or 1) // min(jobs, cells)))]
+    return Local(jobs, words)

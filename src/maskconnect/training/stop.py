@@ -1,4 +1,7 @@
-"""SIGTERM and Ctrl-C ask a run to stop: it ends the step, saves, and says how to go on. A second one stops at once."""
+"""SIGTERM and Ctrl-C ask a run to stop: it ends the step, saves, and says how to go on. A second one stops at once.
+
+So does SIGUSR2, which batch systems send some time before the end of a job's time; a second one of these does nothing.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import threading
 from types import FrameType
 from typing import Any
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 
 
 class Stopped(Exception):  # noqa: N818 (it is no error)
@@ -19,7 +22,7 @@ class Stopped(Exception):  # noqa: N818 (it is no error)
 
 
 class StopRequests:
-    """Within this context the two signals are noted, and `check` raises once the run may stop."""
+    """Within this context the signals are noted, and `check` raises once the run may stop."""
 
     def __init__(self) -> None:
         self.asked: int | None = None
@@ -40,7 +43,7 @@ class StopRequests:
             raise Stopped(self.asked)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.asked is None:
+        if self.asked is None or number == signal.SIGUSR2:
             self.asked = number
             return
         handler = self._before[number]
