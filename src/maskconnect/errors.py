@@ -29,6 +29,14 @@ class CheckpointError(MaskConnectError):
     """A saved state that is damaged, cannot be written, or belongs to another network."""
 
 
+class ToldElsewhereError(MaskConnectError):
+    """Another process of the same run has said it already."""
+
+
+class LostRankError(MaskConnectError):
+    """Another process of the same run has gone; a new start goes on from the last checkpoint."""
+
+
 def unknown_name(what: str, found: object, known: Iterable[str], *, or_else: str = "") -> ConfigError:
     """The error for a name that is none of `known`, with the nearest of them."""
     names = list(known)

@@ -55,6 +55,19 @@ def test_only_seeds_that_both_have_are_pairs(folder, type_in):
     assert "no pair" in said
 
 
+def test_given_wirings_are_one_side_if_their_folders_differ_in_the_seed(folder, tmp_path):
+    """Each seed has learned its own wiring, and each is trained again."""
+    for seed, wiring in enumerate(
+        ("[[], [0], [0, 1], [1, 2], [2, 3], [3, 4]]", "[[], [0], [0, 1], [0, 2], [1, 3], [3, 4]]")
+    ):
+        place = tmp_path / f"again_seed={seed}"
+        shutil.copytree(folder / f"learned/{seed}", place)
+        text = (place / "recipe.toml").read_text()
+        (place / "recipe.toml").write_text(text.replace('connectivity = "learned"', f"connectivity = {wiring}"))
+    again = sides_of([folder / "learned", tmp_path])[1]
+    assert (again.label, again.accuracy) == ("Given wiring (again)", {0: 72.0, 1: 73.1})
+
+
 def test_the_first_recipe_is_the_baseline(folder):
     assert [side.label for side in sides_of([folder / "learned", folder / "prev"])] == [
         "Learned, K=2",

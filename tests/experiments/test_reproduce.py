@@ -11,14 +11,16 @@ from maskconnect.cli import reproduce
 from maskconnect.core.wiring import Layout, random_sources
 from maskconnect.errors import ConfigError
 from maskconnect.experiments import paper
+from maskconnect.experiments import record as record_module
 from maskconnect.experiments.architectures import NETWORKS, architecture
-from maskconnect.experiments.controls import controls_of, shuffled, with_controls
+from maskconnect.experiments.controls import controls_of, shuffled, wired_cells, with_controls
 from maskconnect.experiments.layout import table_of
 from maskconnect.experiments.paper import EXPERIMENTS, Experiment, Row, recipes_of
 from maskconnect.experiments.record import OPENING, record
 from maskconnect.experiments.sweep import Outcome
 from maskconnect.recipes import load, names
 from maskconnect.ship.measure import Times
+from maskconnect.training.options import Options
 from maskconnect.training.statistics import paired_difference
 
 
@@ -90,6 +92,11 @@ def test_tables_are_written_for_pages_spreadsheets_and_papers(outcomes):
     table = table_of("table1", outcomes, scale="paper")
     assert "| ResNet-38 | Fixed-Prev, K=1 | 68.60 (68.30 ± 0.26) | 4 | 68.54 |" in table.markdown()
     rows = table.csv().splitlines()
+    assert rows[0].endswith(",scale")
+    assert rows[2].endswith(",paper")
+    quick = table_of("table1", outcomes, scale="quick")
+    assert all(row.endswith(",quick") for row in quick.csv().splitlines()[1:])
+    assert r"\emph{quick scale, not the paper's experiment}" in quick.latex()
     assert rows[2].startswith('ResNet-38,"Learned, K=10",70.70')
     latex = table.latex()
     assert latex.count(r"\midrule") == 2
@@ -132,6 +139,16 @@ def test_results_are_kept_and_replaced(outcomes, tmp_path):
     with pytest.raises(ConfigError, match="not a file of results"):
         record(tmp_path / "mine.md", "table1", "quick", table, [])
     assert (tmp_path / "mine.md").read_text() == "# Mine"
+
+
+def test_a_commit_with_changes_is_told_from_one_without():
+    options = Options(threads=1)
+    for commit, said in (("a" * 40, "commit: aaaaaaaaaaaa"), ("a" * 40 + "+", "commit: aaaaaaaaaaaa+")):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                record_module, "environment", lambda _, commit=commit: {"commit": commit, "time": "2026-01-01"}
+            )
+            assert said in record_module.provenance_here("x", options)
 
 
 def test_architectures_are_those_of_tables_6_and_7():
@@ -238,6 +255,23 @@ def test_learned_wirings_are_trained_again_as_they_are_and_shuffled(type_in, tmp
     assert "2 have ended before" in said
 
 
+def test_a_learned_run_without_a_result_leaves_a_gap_in_its_controls(tmp_path):
+    runs.tiny(tmp_path)
+    learned = Row(str(tmp_path / "tiny.toml"))
+    rows = with_controls([learned], ["shuffled"])
+    failed, damaged = (
+        Outcome(learned.cell(seed), tmp_path / f"{seed}", summary) for seed, summary in ((0, None), (1, {}))
+    )
+    damaged.folder.mkdir()
+    (damaged.folder / "wiring.json").write_text("[[], [0")
+    cells, gaps = wired_cells(rows, [failed, damaged], tmp_path)
+    assert cells == []
+    assert [gap.cell.recipe.seed for gap in gaps] == [0, 1]
+    assert "whose wiring it takes, has no result" in gaps[0].why
+    assert "wiring.json cannot be read" in gaps[1].why
+    assert gaps[0].cell.values == (rows[1].name,)
+
+
 def test_results_with_gaps_replace_nothing(type_in, tmp_path, monkeypatch):
     runs.tiny(tmp_path)
     row = Row("tiny.toml", ("data.name=cifar10",))
@@ -251,11 +285,16 @@ def test_results_with_gaps_replace_nothing(type_in, tmp_path, monkeypatch):
     assert "fine numbers" in (tmp_path / "results.md").read_text()
 
 
-def test_the_overhead_is_timed_beside_the_papers(type_in, monkeypatch):
+def test_the_overhead_is_timed_beside_the_papers(type_in, tmp_path, monkeypatch):
     monkeypatch.setattr(reproduce, "OVERHEAD", {"resnet38": 1.13})
     monkeypatch.setattr(steps, "interleaved", lambda made, *_, **__: {name: Times((1.0, 1.1)) for name in made})
-    code, said, _ = type_in("reproduce", "overhead", "--scale", "quick", "--threads", "1")
+    words = ["overhead", "--scale", "quick", "--threads", "1", "--results", "results.md"]
+    code, said, _ = type_in("reproduce", *words)
     assert code == 0
+    kept = (tmp_path / "results.md").read_text()
+    assert "## overhead, quick scale" in kept
+    assert "| ResNet-38, K=10 | 32 | 1.00 | 1.00 to 1.00 | 1.13 |" in kept
+    assert "- machine: CPU" in kept
     assert said.splitlines()[1].split() == ["ResNet-38,", "K=10", "32", "1.00", "1.00", "to", "1.00", "1.13"]
 
 
@@ -277,6 +316,9 @@ def test_the_list_says_what_each_costs(type_in):
         (["table1", "--seeds", "0"], "--seeds is 0"),
         (["table1", "--jobs", "0"], "--jobs is 0"),
         (["table1", "--results", "nowhere/results.md"], "there is no folder nowhere"),
+        (["overhead", "--results", "nowhere/results.md"], "there is no folder nowhere"),
+        (["overhead", "--engine", "slrum"], "--engine is for experiments that train; overhead is none"),
+        (["table6", "--results", "results.md"], "--results is for experiments that train; table6 is none"),
     ],
 )
 def test_a_mistake_is_one_sentence(type_in, tmp_path, words, sentence):

@@ -13,7 +13,8 @@ import runs
 
 from maskconnect.errors import ConfigError
 from maskconnect.experiments import slurm as engine
-from maskconnect.experiments.slurm import Queue, settings_of
+from maskconnect.experiments.grid import Grid
+from maskconnect.experiments.slurm import Queue, SlurmJob, settings_of
 
 SHORT = [f"--set=phase.{name}.epochs=1" for name in ("learn", "freeze", "fine", "finer")]
 LONG = ["--set=phase.learn.epochs=80", *SHORT[1:], "--threads=1", "--checkpoint-every=1"]
@@ -123,6 +124,21 @@ def test_a_job_whose_time_is_nearly_up_saves_and_queues_itself_again(begin, envi
 
 
 @pytest.mark.slow
+def test_a_job_that_slurm_queues_again_by_itself_is_waited_for(begin, environment, tmp_path):
+    """As it does with jobs of a machine that fails, or that must make room."""
+    process = begin(*LONG)
+    grid = tmp_path / "grid"
+    until(lambda: learning(grid / "seed=0"))
+    number = json.loads((grid / "slurm/jobs.json").read_text())["seed=0"]
+    cluster.ask(environment, "scontrol", "requeue", number)
+    until(lambda: cluster.ask(environment, "squeue", "--noheader", "--format=%T %r") == "PENDING BeginTime")
+    cluster.ask(environment, "scontrol", "update", f"JobId={number}", "StartTime=now")
+    said, errors = process.communicate(timeout=300)
+    assert (process.returncode, errors) == (0, ""), said
+    assert "FAILED" not in said
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", ["partition=nowhere", "particion=main"])
 def test_what_slurm_does_not_take_is_one_sentence(begin, type_in, setting):
     code, _, errors = type_in("sweep", "tiny.toml", "--engine=slurm", "--out=grid", "--slurm", setting)
@@ -175,6 +191,63 @@ def test_our_own_options_of_sbatch_are_not_the_users(commands):
         commands(name, "exit 0")
     with pytest.raises(ConfigError, match="--slurm array: that is chosen by maskconnect"):
         engine.Slurm(None, [], {"array": "1-3"})
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    """A job that was queued as number 7."""
+    monkeypatch.setattr(engine, "ASK_EVERY", 0.0)
+    monkeypatch.setattr(engine, "LATE", 0.0)
+    runs.tiny(tmp_path)
+    (cell,) = Grid(recipe=str(tmp_path / "tiny.toml")).cells()
+    (tmp_path / "slurm").mkdir()
+    return SlurmJob(cell, tmp_path, "7", Queue([]))
+
+
+def test_a_job_has_ended_when_slurm_says_so_and_not_because_it_does_not_answer(commands, job, tmp_path):
+    commands("squeue", "exit 1")
+    assert job.end() is None, "nobody has said anything of it"
+    commands("squeue", "echo '8 RUNNING'")
+    assert job.end() == "SLURM: job 7 is unknown to it"
+    commands("squeue", "echo '7 TIMEOUT'")
+    assert job.end() == "SLURM: job 7 is TIMEOUT"
+    commands("squeue", "echo '7 PENDING'")
+    assert job.waiting
+    assert job.end() is None
+
+
+def test_the_exit_code_of_a_job_that_was_queued_again_holds_no_more(commands, job, tmp_path):
+    code = tmp_path / "slurm" / f"{job.cell.name}.code"
+    code.write_text("143\n")
+    for state in ("PENDING", "RUNNING", "COMPLETING"):
+        commands("squeue", f"echo '7 {state}'")
+        assert job.end() is None
+    commands("squeue", "echo '7 CANCELLED'")
+    assert job.end() == 143
+    code.write_text("0\n")
+    commands("squeue", "echo '7 RUNNING'")
+    assert job.end() == 0, "which needs no confirmation"
+
+
+def test_a_machine_does_not_start_what_a_cluster_has_begun(commands, type_in, tmp_path):
+    runs.tiny(tmp_path)
+    (tmp_path / "grid/slurm").mkdir(parents=True)
+    (tmp_path / "grid/slurm/jobs.json").write_text('{"seed=0": "7_0", "seed=1": "7_1"}')
+    recipe = str(tmp_path / "tiny.toml")
+    (tmp_path / "grid/sweep.json").write_text(json.dumps({"recipe": recipe, "settings": [], "over": []}))
+    commands("squeue", "echo '7_0 RUNNING'; echo '7_1 COMPLETED'")
+    code, _, errors = type_in("sweep", "tiny.toml", "--out", "grid")
+    assert code == 2
+    assert "a job of this sweep is in the queue of SLURM; go on with --engine slurm" in errors
+
+
+def test_what_means_something_to_slurm_is_no_name(commands, type_in, tmp_path):
+    runs.tiny(tmp_path)
+    for name in ("sbatch", "squeue", "scancel", "srun"):
+        commands(name, "exit 0")
+    code, _, errors = type_in("sweep", "tiny.toml", "--engine", "slurm", "--out", "grid%j")
+    assert (code, errors.count("\n")) == (2, 1)
+    assert "has a % in its name" in errors
 
 
 def test_a_queue_that_does_not_answer_is_not_an_empty_one(commands, monkeypatch):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import runs
 
+from maskconnect.experiments.engine import Local, last_words
 from maskconnect.experiments.sweep import claim
 
 SHORT = [f"--set=phase.{name}.epochs=1" for name in ("learn", "freeze", "fine", "finer")]
@@ -76,11 +77,56 @@ def test_a_cell_that_fails_does_not_stop_the_others(recipe, type_in, tmp_path):
     assert (tmp_path / "grid/logs/name=cifar10_seed=0.log").exists()
 
 
+@pytest.mark.slow
+def test_values_that_cannot_work_do_not_stop_others(recipe, type_in, tmp_path):
+    """Two seeds fail alike; those that are left have another data set."""
+    words = ["--over", "data.name=cifar10,digits", "--seeds", "2", "--out", "grid"]
+    code, said, _ = type_in("sweep", recipe, *SHORT, *words)
+    assert code == 1
+    assert said.count(" FAILED: ") == 2
+    assert said.count(": test accuracy") == 2
+
+
+@pytest.mark.slow
+def test_a_recipe_file_that_is_changed_under_way_is_a_gap(recipe, type_in, tmp_path, monkeypatch):
+    start = Local.start
+
+    def change_then_start(self, cells, out):
+        place = tmp_path / recipe
+        if cells[0].recipe.seed == 1:
+            place.write_text(place.read_text().replace("train_images = 160", "train_images = 128"))
+        return start(self, cells, out)
+
+    monkeypatch.setattr(Local, "start", change_then_start)
+    code, said, _ = type_in("sweep", recipe, *SHORT, "--seeds", "2", "--out", "grid")
+    assert code == 1
+    assert "seed=0: test accuracy" in said
+    assert "seed=1 FAILED: grid/seed=1 holds a run of another recipe: data.train_images is 128 there" in said
+    assert "--fresh" not in said
+
+
+def test_a_folder_with_logs_of_others_is_not_a_sweep(recipe, type_in, tmp_path):
+    (tmp_path / "project/logs").mkdir(parents=True)
+    (tmp_path / "project/thesis.tex").write_text("x")
+    code, _, errors = type_in("sweep", recipe, "--out", "project")
+    assert code == 2
+    assert "holds something else than a sweep" in errors
+
+
+def test_the_reason_for_a_failure_is_the_line_that_names_it():
+    said = (
+        "phase 1\nTraceback (most recent call last):\n  File 'x'\n    go()\nRuntimeError: boom\nNote: see the manual\n"
+    )
+    assert last_words(said) == "RuntimeError: boom"
+    assert last_words("one\n\nerror: two\n") == "error: two"
+    assert last_words("") == ""
+
+
 def test_what_fails_alike_everywhere_is_not_tried_everywhere(recipe, type_in, tmp_path):
     code, said, errors = type_in("sweep", recipe, "--set", "data.name=cifar10", "--seeds", "5", "--out", "grid")
     assert code == 2
     assert errors.count("\n") == 1
-    assert "So it was for 2 runs and no other; the rest is not started." in errors
+    assert "So it was for 2 runs, and the rest differs in seeds." in errors
     assert said.count("FAILED") == 2
     assert not (tmp_path / "grid/seed=2").exists()
 

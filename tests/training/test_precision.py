@@ -63,7 +63,7 @@ def test_a_network_computes_in_the_precision_that_was_asked_for(name, dtype, sca
 
 
 def test_the_precisions_are_these():
-    assert PRECISIONS == ("fp32", "bf16", "fp16") == tuple(precision.DTYPES)
+    assert PRECISIONS == ("fp32", "bf16", "fp16", "fp64") == tuple(precision.DTYPES)
 
 
 def test_fp32_needs_no_child(no_child):

@@ -41,7 +41,7 @@ def test_a_batch_system_may_warn_after_a_request_and_again():
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGUSR2)
         signal.raise_signal(signal.SIGUSR2)
-        assert requests.asked == signal.SIGUSR2
+        assert requests.asked == signal.SIGTERM, "which a job is not queued again after"
 
 
 def test_handlers_are_as_before_afterwards():

@@ -35,7 +35,7 @@ from maskconnect.cli import (
     sweep,
     train,
 )
-from maskconnect.errors import ConfigError, MaskConnectError, unknown_name
+from maskconnect.errors import ConfigError, LostRankError, MaskConnectError, ToldElsewhereError, unknown_name
 
 
 class Parser(argparse.ArgumentParser):
@@ -88,14 +88,18 @@ def main(argv: list[str] | None = None) -> int:
         return code
     except KeyboardInterrupt:
         return _fail(130, "interrupted")
-    except _TerminatedError:
-        return _fail(143, "terminated")
+    except _TerminatedError as terminated:
+        return _fail(128 + terminated.number, "terminated")
     except BaseException as error:
         return _fail(130, "interrupted") if interrupts.came else _explained(error)
 
 
 def _explained(error: BaseException) -> int:
     """One line about a mistake that the user can mend, and its exit code; all else is raised again."""
+    if isinstance(error, ToldElsewhereError):
+        return 2
+    if isinstance(error, LostRankError):
+        return _fail(1, f"error: {error}")
     if isinstance(error, MaskConnectError):
         return _fail(2, f"error: {error}")
     if isinstance(error, BrokenPipeError):
@@ -129,7 +133,11 @@ def _end_with_parent() -> None:
 
 
 class _TerminatedError(BaseException):
-    """SIGTERM came; raised so that whatever is under way cleans up behind itself."""
+    """SIGTERM or SIGUSR2 came; raised so that whatever is under way cleans up behind itself."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
 
 
 def _parser() -> Parser:
@@ -191,7 +199,7 @@ def _warnings_in_a_line() -> Iterator[None]:
     """Warnings as a person reads them: without file, line and source."""
 
     def show(message: Warning | str, *_: Any) -> None:
-        print(f"warning: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
+        print(f"{_who()}warning: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
 
     with warnings.catch_warnings():
         warnings.showwarning = show  # type: ignore[assignment]
@@ -199,12 +207,18 @@ def _warnings_in_a_line() -> Iterator[None]:
 
 
 def _raise_terminated(number: int, frame: FrameType | None) -> None:
-    raise _TerminatedError
+    raise _TerminatedError(number)
 
 
 def _fail(code: int, line: str) -> int:
     with contextlib.suppress(OSError):
         sys.stdout.flush()  # so that the line comes last where both go to the same place
     with contextlib.suppress(OSError):
-        print(" ".join(line.splitlines()), file=sys.stderr, flush=True)
+        print(_who() + " ".join(line.splitlines()), file=sys.stderr, flush=True)
     return code
+
+
+def _who() -> str:
+    """Which of the processes that torchrun has started says something."""
+    rank = os.environ.get("RANK", "0")
+    return "" if rank == "0" else f"rank {rank}: "

@@ -6,6 +6,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,11 +58,12 @@ def run(args: argparse.Namespace) -> int:
     if args.name is None:
         show_list()
         return 0
-    if args.name in NETWORKS:
-        show_architectures(args.name)
-        return 0
-    if args.name == "overhead":
-        show_overhead(args)
+    if args.name in (*NETWORKS, "overhead"):
+        given = {"--engine": args.engine != "local", "--slurm": args.slurm, "--jobs": args.jobs, "--seeds": args.seeds}
+        given |= {"--controls": args.controls, "--results": args.name in NETWORKS and args.results}
+        if wrong := next((option for option, there in given.items() if there), None):
+            raise ConfigError(f"{wrong} is for experiments that train; {args.name} is none.")
+        show_architectures(args.name) if args.name in NETWORKS else show_overhead(args)
         return 0
     if args.name not in EXPERIMENTS:
         raise unknown_name("the name", args.name, [*EXPERIMENTS, "overhead", *NETWORKS])
@@ -100,9 +102,13 @@ def show_overhead(args: argparse.Namespace) -> None:
     from maskconnect.bench.cases import CASES
     from maskconnect.bench.steps import time_steps
     from maskconnect.cli.table import show_table
+    from maskconnect.experiments.layout import Table
+    from maskconnect.experiments.record import check_place, provenance_here, record
     from maskconnect.training import options
     from maskconnect.training.options import Options
 
+    if args.results is not None:
+        check_place(args.results)
     options.prepare(Options(device="cpu", threads=args.threads))
     batch, seconds = (128, 120.0) if args.scale == "paper" else (32, 30.0)
     rows = []
@@ -112,10 +118,19 @@ def show_overhead(args: argparse.Namespace) -> None:
         ratio = time_steps(case, batch, seconds=seconds).describe()["ratios"]["learning_over_frozen"]
         spread = f"{ratio['lowest']:.2f} to {ratio['highest']:.2f}"
         rows.append((case.about, f"{batch}", f"{ratio['median']:.2f}", spread, f"{paper:.2f}"))
-    show_table(("", "batch", "ours, median", "of rounds", "paper"), rows, right=(1, 2, 3, 4))
-    print(
-        "\nA training step that learns masks over one of fixed random wiring, interleaved, on the CPU of this machine."
-    )
+    head = ("network", "batch", "ours, median", "of rounds", "paper")
+    note = "A training step that learns masks over one of fixed random wiring, interleaved, on the CPU of this machine."
+    show_table(head, rows, right=(1, 2, 3, 4))
+    print(f"\n{note}")
+    if args.results is not None:
+        table = Table("overhead: what learning costs", head, tuple(rows), (note,))
+        record(args.results, "overhead", args.scale, table, provenance_here(command(), Options(threads=args.threads)))
+        print(f"Kept in {args.results}.")
+
+
+def command() -> str:
+    """What was typed."""
+    return shlex.join(["maskconnect", *sys.argv[1:]])
 
 
 def show_architectures(name: str) -> None:
@@ -151,7 +166,9 @@ def reproduce(experiment: Experiment, args: argparse.Namespace) -> int:
     ours = {"experiment": experiment.name, "scale": args.scale}
     try:
         outcomes = run_cells(cells, out, ours, engine=engine, show=usual())
-        if more := wired_cells(rows, outcomes, out):
+        more, gaps = wired_cells(rows, outcomes, out)
+        outcomes += gaps
+        if more:
             outcomes += run_cells(more, out, ours, engine=engine, show=usual())
     except Stopped as stopped:
         print(f"stopped by {stopped}; all is saved. The same command again goes on.", flush=True)
@@ -171,7 +188,7 @@ def show_result(experiment: Experiment, outcomes: Sequence[Outcome], out: Path, 
 
     title, compared = f"{experiment.name}: {experiment.title}", experiment.shows == "table"
     table = table_of(title, outcomes, scale=args.scale, compared=compared)
-    lines = provenance(outcomes, shlex.join(["maskconnect", *sys.argv[1:]]))
+    lines = provenance(outcomes, command())
     kept = "\n".join([table.markdown(), *(f"- {line}" for line in lines), ""])
     written = {
         f"{experiment.name}.md": kept,
@@ -183,7 +200,7 @@ def show_result(experiment: Experiment, outcomes: Sequence[Outcome], out: Path, 
     print()
     show_table(table.head, table.rows, right=range(2, 7))
     print("\n" + "\n".join(table.notes))
-    figures = draw(experiment, [outcome.folder for outcome in outcomes if outcome.summary is not None], out)
+    figures = draw(experiment, [outcome.folder for outcome in outcomes if outcome.summary is not None], out, args.scale)
     print(f"\nIn {out}: {', '.join([*written, *figures])}. To look at the runs:")
     print(f"  {program()} report {shlex.quote(str(out))} --out report")
     if args.results is not None and all(outcome.summary is not None for outcome in outcomes):
@@ -193,7 +210,7 @@ def show_result(experiment: Experiment, outcomes: Sequence[Outcome], out: Path, 
         print(f"Not kept in {args.results}, because some runs have no result.")
 
 
-def draw(experiment: Experiment, folders: Sequence[Path], out: Path) -> list[str]:
+def draw(experiment: Experiment, folders: Sequence[Path], out: Path, scale: str) -> list[str]:
     """The figure, if the experiment is one; returns the names of its files."""
     from maskconnect.report import charts, figures
     from maskconnect.report.draw import write
@@ -212,4 +229,6 @@ def draw(experiment: Experiment, folders: Sequence[Path], out: Path) -> list[str
     chart = {"fan-in": charts.fan_in, "branching": charts.branching}[experiment.shows](groups_of(runs))
     if chart is None:
         return []
+    if scale == "quick":
+        chart = replace(chart, title=f"{chart.title} (quick scale)")
     return [path.name for path in figures.write_chart(chart, out / experiment.name)]

@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from maskconnect.cli.launch import check as check_processes
 from maskconnect.cli.train import add_options, option_words, options_of, program
 from maskconnect.cli.verb import add_verb
 from maskconnect.errors import ConfigError, unknown_name
@@ -106,11 +107,14 @@ def engine_of(args: argparse.Namespace, cells: int) -> Engine:
     if args.engine not in ENGINES:
         raise unknown_name("--engine", args.engine, ENGINES)
     words = option_words(options_of(args))
+    if args.nproc is not None:
+        check_processes(args.nproc)
+        words += ["--nproc", str(args.nproc)]
     if args.engine == "slurm":
         return Slurm(args.jobs, words, settings_of(args.slurm))
     if args.slurm:
         raise ConfigError("--slurm goes with --engine slurm.")
-    jobs = args.jobs or 1
-    if min(jobs, cells) > 1 and args.threads is None:
-        words += ["--threads", str(max(1, (os.cpu_count() or 1) // min(jobs, cells)))]
+    jobs, processes = args.jobs or 1, args.nproc or 1
+    if (share := min(jobs, cells) * processes) > 1 and args.threads is None:
+        words += ["--threads", str(max(1, (os.cpu_count() or 1) // share))]
     return Local(jobs, words)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import shutil
 import sys
@@ -61,7 +62,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the choices of how to run."""
     how = parser.add_argument_group("how")
     how.add_argument("--device", default="auto", metavar="NAME", help="cpu, cuda, cuda:1, ... (default: a GPU if any)")
-    how.add_argument("--precision", default="fp32", metavar="NAME", help="fp32, bf16 or fp16 (default: fp32)")
+    how.add_argument("--precision", default="fp32", metavar="NAME", help="fp32, bf16, fp16 or fp64 (default: fp32)")
     how.add_argument("--channels-last", action="store_true", help="keep images and weights channels-last in memory")
     how.add_argument("--compile", action="store_true", help="torch.compile the network, once its wiring is fixed")
     how.add_argument("--lean", action="store_true", help="ResNeXt in less memory, for some more time")
@@ -74,6 +75,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--log-every", type=int, default=50, metavar="STEPS", help="between lines of metrics (default: 50)"
     )
+    how.add_argument("--nproc", type=int, metavar="N", help="train with N processes of this machine: GPUs, or cores")
+    how.add_argument(
+        "--norm",
+        default="recipe",
+        metavar="NAME",
+        help="batch norm on several ranks: local, sync, or (the default) what gives the result of one rank",
+    )
     how.add_argument("--skip-nonfinite", action="store_true", help="leave a batch out whose loss is not finite")
 
 
@@ -81,8 +89,12 @@ def run(args: argparse.Namespace) -> int:
     """Train, and show what came of it."""
     recipe, how = recipe_of(args), options_of(args)
     out = folder_of(recipe, args.out, fresh=args.fresh)
+    if args.nproc is not None:
+        from maskconnect.cli.launch import launch, words_of
+
+        return launch(args.nproc, words_of(args, out, option_words(how)))
     summary, code = train_and_show(recipe, out, how)
-    if summary is not None:
+    if summary is not None and is_first():
         from maskconnect.cli.table import show_summary
 
         show_summary(summary, recipe, out)
@@ -93,9 +105,14 @@ def train_and_show(recipe: Recipe, out: Path, how: Options) -> tuple[dict[str, A
     """Train with progress; the summary, or None and the exit code where the run was stopped."""
     from maskconnect.training.folder import RunFolder
     from maskconnect.training.run import train
-    from maskconnect.training.show import usual
+    from maskconnect.training.show import Silent, usual
     from maskconnect.training.stop import Stopped
 
+    if not is_first():
+        try:
+            return train(recipe, out, how, Silent()), 0
+        except Stopped as stopped:
+            return None, stopped.exit_code
     if RunFolder(out).finished:
         print(f"{recipe.name}, seed {recipe.seed}: this run has ended before; it is in {out}")
     else:
@@ -107,11 +124,18 @@ def train_and_show(recipe: Recipe, out: Path, how: Options) -> tuple[dict[str, A
         return None, stopped.exit_code
 
 
+def is_first() -> bool:
+    """Whether this process is the one that prints, of those that torchrun has started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def go_on(out: Path, how: Options) -> str:
     """The command that goes on with a run, with the same options."""
     from maskconnect.training.folder import RunFolder
 
-    return shlex.join([program(), *shlex.split(RunFolder(out).command())[1:], *option_words(how)])
+    ranks = os.environ.get("WORLD_SIZE", "1")
+    processes = ["--nproc", ranks] if ranks != "1" else []
+    return shlex.join([program(), *shlex.split(RunFolder(out).command())[1:], *option_words(how), *processes])
 
 
 def option_words(how: Options) -> list[str]:
@@ -122,7 +146,8 @@ def option_words(how: Options) -> list[str]:
     for field in fields(how):
         value, flag = getattr(how, field.name), f"--{field.name.replace('_', '-')}"
         if value != field.default:
-            words += [flag] if value is True else [flag, str(value)]
+            joined = str(value).startswith("-")  # else it would be taken for an option
+            words += [flag] if value is True else [f"{flag}={value}"] if joined else [flag, str(value)]
     return words
 
 

@@ -80,6 +80,10 @@ class Batches:
         """How many batches an epoch has."""
         return -(-len(self.images) // self.size)
 
+    def images_of(self, batch: int) -> int:
+        """How many images a batch has, on all ranks together."""
+        return min(self.size, len(self.images) - batch * self.size)
+
     def epoch(self, number: int, *, first: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of an epoch from the one numbered `first` on: images and labels."""
         if integer("first", first) < 0:
@@ -97,9 +101,8 @@ class Batches:
             yield prepare(image_NCHW, self.plan, self.mean, numbers), labels
 
     def _part(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
-        """This rank's part of a batch."""
-        bounds = [len(index) * r // self.ranks for r in (self.rank, self.rank + 1)]
-        return index[bounds[0] : bounds[1]]
+        """This rank's part of a batch: every so-many-th image, as of the groups that batch norms may have."""
+        return index[self.rank :: self.ranks]
 
     def _from_memory(self, parts: list[NDArray[np.int64]]) -> Iterator[tuple[Tensor, Tensor]]:
         assert self._resident is not None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def sides_of(places: Sequence[Path]) -> list[Side]:
 
     Runs that have not ended are left out, unless they were named themselves.
     """
-    found: list[tuple[Recipe, dict[int, float]]] = []
+    found: list[tuple[tuple[Recipe, str], Recipe, dict[int, float]]] = []
     tested: dict[str, Path] = {}
     for path in find_runs(places):
         folder = RunFolder(path)
@@ -48,19 +49,37 @@ def sides_of(places: Sequence[Path]) -> list[Side]:
             raise ConfigError(f"{other} and {path} were tested on different images; there is nothing to compare.")
         tested[images] = path
         recipe = folder.recipe()
-        plain = without_seed(recipe)
-        same = next((members for known, members in found if known == plain), None)
+        kind = _kind(recipe, path)
+        same = next((members for other, _, members in found if other == kind), None)
         if same is None:
-            found.append((plain, {recipe.seed: accuracy}))
+            found.append((kind, without_seed(recipe), {recipe.seed: accuracy}))
         elif recipe.seed in same:
             raise ConfigError(f"{path} is a run of a seed, {recipe.seed}, that was named before; name each seed once.")
         else:
             same[recipe.seed] = accuracy
-    labels = labels_of([recipe for recipe, _ in found], [wiring_name(recipe.model) for recipe, _ in found])
+    recipes = [recipe for (recipe, _), *_ in found]
+    labels = labels_of(recipes, [_name(recipe, origin) for (_, origin), recipe, _ in found])
     if len(found) < 2:
         what = f"all runs are of one recipe ({labels[0]})" if found else "no run has ended"
         raise ConfigError(f"{what}; name runs of two recipes or more.")
-    return [Side(label, dict(sorted(members.items()))) for label, (_, members) in zip(labels, found, strict=True)]
+    return [Side(label, dict(sorted(members.items()))) for label, (*_, members) in zip(labels, found, strict=True)]
+
+
+def _kind(recipe: Recipe, path: Path) -> tuple[Recipe, str]:
+    """What runs of one side have in common.
+
+    Wirings that were given, such as learned ones that are trained again, are of one kind if the names of their folders
+    differ in the seed only.
+    """
+    plain = without_seed(recipe)
+    if isinstance(recipe.model.connectivity, str):
+        return plain, ""
+    origin = re.sub(r"[-_]?seed=?\d+", "", path.name)
+    return replace(plain, model=replace(plain.model, connectivity="full")), origin or "given"
+
+
+def _name(recipe: Recipe, origin: str) -> str:
+    return wiring_name(recipe.model) if not origin else f"{wiring_name(recipe.model)} ({origin})"
 
 
 def _accuracy(summary: dict[str, Any], path: Path) -> float:

@@ -18,13 +18,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from maskconnect.core.wiring import Layout, Sources
-from maskconnect.errors import unknown_name
+from maskconnect.errors import ConfigError, MaskConnectError, unknown_name
 from maskconnect.experiments.grid import Cell
 from maskconnect.experiments.paper import Row
 from maskconnect.experiments.sweep import Outcome
 from maskconnect.recipes import load
 from maskconnect.recipes.naming import fan_in_of, wiring_name
 from maskconnect.training.files import write_atomically
+from maskconnect.training.folder import RunFolder
 
 CONTROLS = ("random", "retrained", "shuffled", "sum")
 WIRINGS = "wirings"
@@ -65,23 +66,28 @@ def _control(row: Row, name: str) -> Row:
     return Row(row.recipe, row.settings, control=name, label=f"{words[name]}, K={fan_in_of(model)}")
 
 
-def wired_cells(rows: Iterable[Row], outcomes: Sequence[Outcome], out: Path) -> list[Cell]:
-    """The runs of controls that train a learned wiring, for each seed whose wiring has been learned."""
-    cells = []
+def wired_cells(rows: Iterable[Row], outcomes: Sequence[Outcome], out: Path) -> tuple[list[Cell], list[Outcome]]:
+    """The runs of controls that train a learned wiring; and, for seeds whose wiring is not there, gaps."""
+    cells, gaps = [], []
     for row in rows:
         if row.needs_wiring:
             name = Row(row.recipe, row.settings).name
-            found = [o for o in outcomes if o.cell.values == (name,) and o.summary is not None]
-            cells += [_wired(row, outcome, out) for outcome in found]
-    return cells
+            for outcome in (o for o in outcomes if o.cell.values == (name,)):
+                cell = row.cell(outcome.cell.recipe.seed)
+                try:
+                    if outcome.summary is None:
+                        raise ConfigError(f"{outcome.cell.name}, whose wiring it takes, has no result")
+                    cells.append(_wired(row, cell, outcome, out))
+                except MaskConnectError as error:
+                    gaps.append(Outcome(cell, out / cell.name, None, str(error)))
+    return cells, gaps
 
 
-def _wired(row: Row, outcome: Outcome, out: Path) -> Cell:
+def _wired(row: Row, cell: Cell, outcome: Outcome, out: Path) -> Cell:
     seed, layout = outcome.cell.recipe.seed, outcome.cell.recipe.model.layout()
-    plain = json.loads((outcome.folder / "wiring.json").read_text())
+    plain = RunFolder(outcome.folder).json("wiring.json")
     if row.control == "shuffled":
         plain = layout.to_plain(shuffled(layout, layout.from_plain(plain, what="wiring.json"), seed))
-    cell = row.cell(seed)
     place = out / WIRINGS / f"{cell.name}.json"
     place.parent.mkdir(exist_ok=True)
     write_atomically(place, json.dumps(plain) + "\n")

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from maskconnect.errors import ConfigError
 from maskconnect.experiments.grid import Cell
 
 LOGS = "logs"
@@ -47,8 +48,7 @@ class Job(ABC):
         if isinstance(end, str):
             return f"ended by {end}; see {self.log}"
         said = self.log.read_bytes()[self.logged :].decode("utf-8", "replace") if self.log.exists() else ""
-        lines = [line for line in said.splitlines() if line.strip()]
-        return lines[-1].removeprefix("error: ") if lines else f"exit code {end}; see {self.log}"
+        return last_words(said).removeprefix("error: ") or f"exit code {end}; see {self.log}"
 
 
 class Engine(ABC):
@@ -58,14 +58,19 @@ class Engine(ABC):
     poll: float  # seconds between two looks at them
     about: str  # how they are run, in words
     news: list[str]  # what there is to say; whoever says it empties the list
+    one_machine = True  # so that what one run lacks, all lack
+
+    @abstractmethod
+    def check(self, out: Path) -> None:
+        """An error if these runs cannot be started now."""
 
     @abstractmethod
     def start(self, cells: Sequence[Cell], out: Path) -> Sequence[Job]:
         """Start some cells."""
 
     @abstractmethod
-    def ask(self, jobs: Sequence[Job], number: int) -> None:
-        """Ask jobs to save and end, by a signal."""
+    def ask(self, jobs: Sequence[Job], number: int) -> bool:
+        """Ask jobs to save and end, by a signal; whether it has reached them."""
 
     @abstractmethod
     def kill(self, jobs: Sequence[Job]) -> None:
@@ -90,7 +95,9 @@ class Process(Job):
     def end(self) -> int | str | None:
         """The exit code, or the name of a signal."""
         code = self.process.poll()
-        return code if code is None or code >= 0 else signal.Signals(-code).name
+        if code is None or code >= 0:
+            return code
+        return signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
 
 
 class Local(Engine):
@@ -102,16 +109,25 @@ class Local(Engine):
         self.at_once, self.options, self.news = at_once, list(options), []
         self.about = f"{at_once} at a time"
 
+    def check(self, out: Path) -> None:
+        """An error if jobs of a cluster work on these runs."""
+        from maskconnect.experiments.slurm import jobs_in_queue
+
+        if count := jobs_in_queue(out):
+            what = f"{count} jobs of this sweep are" if count > 1 else "a job of this sweep is"
+            raise ConfigError(f"{what} in the queue of SLURM; go on with --engine slurm, or end that by scancel.")
+
     def start(self, cells: Sequence[Cell], out: Path) -> Sequence[Job]:
         """A process for each."""
         return [Process(cell, out, self.options) for cell in cells]
 
-    def ask(self, jobs: Sequence[Job], number: int) -> None:
+    def ask(self, jobs: Sequence[Job], number: int) -> bool:
         """Send the signal."""
         for job in jobs:
             assert isinstance(job, Process)
             with suppress(ProcessLookupError):
                 os.kill(job.process.pid, number)
+        return True
 
     def kill(self, jobs: Sequence[Job]) -> None:
         """Kill."""
@@ -131,6 +147,15 @@ def words_of(cell: Cell, out: Path) -> list[str]:
 def log_of(cell: Cell, out: Path) -> Path:
     """Where a cell's output goes."""
     return out / LOGS / f"{cell.name}.log"
+
+
+def last_words(said: str) -> str:
+    """The last line of what a process has printed; of a traceback the line that names the error."""
+    lines = [line for line in said.splitlines() if line.strip()]
+    traceback = [number for number, line in enumerate(lines) if line.startswith("Traceback ")]
+    if traceback:
+        return next((line for line in lines[traceback[-1] + 1 :] if not line.startswith(" ")), lines[-1])
+    return lines[-1] if lines else ""
 
 
 def share_done(folder: Path, epochs: int) -> float:

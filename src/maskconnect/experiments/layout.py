@@ -28,6 +28,7 @@ class Table:
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...]
+    scale: str = "paper"
 
     def markdown(self) -> str:
         """As GitHub reads it."""
@@ -38,11 +39,11 @@ class Table:
         """For spreadsheets; every row has all its cells."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(self.head)
+        writer.writerow([*self.head, "scale"])
         name = ""
         for row in self.rows:
             name = row[0] or name
-            writer.writerow([name, *row[1:]])
+            writer.writerow([name, *row[1:], self.scale])
         return text.getvalue()
 
     def latex(self) -> str:
@@ -53,6 +54,10 @@ class Table:
             _ampersands(self.head),
             r"\midrule",
         ]
+        if self.scale != "paper":
+            lines.append(
+                rf"\multicolumn{{{len(self.head)}}}{{l}}{{\emph{{{self.scale} scale, not the paper's experiment}}}} \\"
+            )
         for number, row in enumerate(self.rows):
             lines += [r"\midrule"] * bool(number and row[0]) + [_ampersands(row)]
         return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *(f"% {note}" for note in self.notes), ""])
@@ -89,7 +94,7 @@ def table_of(title: str, outcomes: Sequence[Outcome], *, scale: str, compared: b
     failed = tuple(_line(f"{o.cell.name} has no result: {o.why}") for o in outcomes if o.summary is None)
     if not compared:
         head, rows = head[:-1], [row[:-1] for row in rows]
-    return Table(title, head, tuple(rows), (*((QUICK,) if scale == "quick" else ()), *NOTES, *failed))
+    return Table(title, head, tuple(rows), (*((QUICK,) if scale == "quick" else ()), *NOTES, *failed), scale)
 
 
 def _accuracies(members: Sequence[Outcome]) -> dict[int, float]:

@@ -10,8 +10,10 @@ from typing import Any
 from maskconnect.errors import ConfigError
 from maskconnect.experiments.layout import Table
 from maskconnect.experiments.sweep import Outcome
+from maskconnect.training.environment import environment
 from maskconnect.training.files import write_atomically
 from maskconnect.training.folder import RunFolder
+from maskconnect.training.options import Options
 
 OPENING = """# Results
 Written by `maskconnect reproduce`, never by hand: each section is replaced when its command is run again.
@@ -30,10 +32,28 @@ def provenance(outcomes: Sequence[Outcome], command: str) -> list[str]:
         "recipes": ", ".join(f"`{recipe}`" for recipe in recipes),
         "seeds": ", ".join(map(str, seeds)) or "none has ended",
         "dates": " to ".join(dict.fromkeys([dates[0], dates[-1]])) if dates else "",
-        "commits": ", ".join(sorted({str(start.get("commit") or "no checkout")[:12] for start in starts})),
+        "commits": ", ".join(sorted({_commit(start) for start in starts})),
         "machine": ", ".join(sorted({_machine(start) for start in starts})),
     }
     return [f"{key}: {value}" for key, value in found.items() if value]
+
+
+def provenance_here(command: str, options: Options) -> list[str]:
+    """What numbers that were found in this process come from."""
+    start = environment(options)
+    found = {
+        "command": f"`{command}`",
+        "date": str(start["time"])[:10],
+        "commit": _commit(start),
+        "machine": _machine(start),
+    }
+    return [f"{key}: {value}" for key, value in found.items()]
+
+
+def _commit(start: dict[str, Any]) -> str:
+    """In short; with a + if files had changed since."""
+    found = str(start.get("commit") or "no checkout")
+    return found[:12] + "+" * found.endswith("+")
 
 
 def _machine(start: dict[str, Any]) -> str:

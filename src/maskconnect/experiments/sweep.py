@@ -68,6 +68,7 @@ def run_cells(cells: Sequence[Cell], out: Path, ours: dict[str, Any], *, engine:
     """Run what is missing of some cells, in a folder that is known by `ours`."""
     with ExitStack() as stack:
         claim(ours, out, stack)
+        engine.check(out)
         todo = [cell for cell in cells if not _finished(cell, out)]
         ended = len(cells) - len(todo)
         before = f"; {ended} {'has' if ended == 1 else 'have'} ended before" if ended else ""
@@ -80,8 +81,7 @@ def run_cells(cells: Sequence[Cell], out: Path, ours: dict[str, Any], *, engine:
 
 def claim(ours: dict[str, Any], out: Path, stack: ExitStack) -> None:
     """Make the folder one for just this; an error if it is another's, or if another process works in it."""
-    begun = (out / LIST).exists() or (out / LOGS).is_dir()  # a disk that was full may have left the second only
-    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not begun)):
+    if out.exists() and not _is_ours(out):
         raise ConfigError(f"{out} holds something else than a sweep; choose another place by --out.")
     try:
         (out / LOGS).mkdir(parents=True, exist_ok=True)
@@ -101,6 +101,13 @@ def claim(ours: dict[str, Any], out: Path, stack: ExitStack) -> None:
     write_atomically(out / LIST, json.dumps(ours, indent=1) + "\n")
 
 
+def _is_ours(out: Path) -> bool:
+    """Whether a folder is empty, or holds a sweep; a disk that was full may have left no more than a place for logs."""
+    if not out.is_dir():
+        return False
+    return (out / LIST).exists() or {child.name for child in out.iterdir()} <= {LOGS, LOCK}
+
+
 def _list(out: Path) -> dict[str, Any]:
     try:
         found = json.loads((out / LIST).read_text())
@@ -114,9 +121,18 @@ def _list(out: Path) -> dict[str, Any]:
 def _finished(cell: Cell, out: Path) -> bool:
     """Whether a cell has ended; an error if its folder holds a run of another recipe."""
     folder = RunFolder(out / cell.name)
-    if (folder.path / "metrics.jsonl").exists():
-        folder.check_recipe(cell.recipe)
+    if (folder.path / "metrics.jsonl").exists() and (other := _other_recipe(folder, cell)):
+        raise ConfigError(other)
     return folder.finished
+
+
+def _other_recipe(folder: RunFolder, cell: Cell) -> str:
+    """In what the recipe of a run is not that of its cell, as happens if a file is changed in the middle of a sweep."""
+    try:
+        folder.check_recipe(cell.recipe)
+    except ConfigError as error:
+        return str(error).replace(", or add --fresh for a new folder", "")
+    return ""
 
 
 def _outcome(cell: Cell, out: Path, failed: dict[str, str]) -> Outcome:
@@ -144,7 +160,9 @@ class Runner:
         self.running: list[Job] = []
         self.failed: dict[str, str] = {}
         self.ended = total - len(todo)  # with a result or without
-        self.started, self.work = time.monotonic(), 0.0  # how many cells' worth of work this call has seen end
+        self.hopeless: set[tuple[str, ...]] = set()  # of which values a cell has failed
+        self.work = 0.0  # how many cells' worth of work this call has seen end
+        self.looked, self.busy = time.monotonic(), 0.0  # the last look, and for how long something was at work
 
     def run(self) -> dict[str, str]:
         """Run all; returns why those failed that did."""
@@ -174,12 +192,14 @@ class Runner:
                 self.ended += 1
                 self.note(job, end)
         self.say_news()
-        shares = [job.share_done() for job in self.running]
-        work = self.work + sum(now - job.done_before for now, job in zip(shares, self.running, strict=True))
-        done = self.ended + sum(shares)
-        seconds = time.monotonic() - self.started
-        left = (self.total - done) * seconds / work if work > 0.02 else None
         waiting = sum(job.waiting for job in self.running)
+        now = time.monotonic()
+        self.busy += (now - self.looked) * (len(self.running) > waiting)
+        self.looked = now
+        shares = [job.share_done() for job in self.running]
+        work = self.work + sum(share - job.done_before for share, job in zip(shares, self.running, strict=True))
+        done = self.ended + sum(shares)
+        left = (self.total - done) * self.busy / work if work > 0.02 else None
         self.show.progress(Overall(done, self.total, self.ended, len(self.running) - waiting, waiting, left))
 
     def say_news(self) -> None:
@@ -190,24 +210,35 @@ class Runner:
     def note(self, job: Job, end: int | str) -> None:
         """Say what became of a cell."""
         folder = RunFolder(job.folder)
-        if end == 0 and folder.finished:
+        other = _other_recipe(folder, job.cell) if end == 0 and folder.finished else ""
+        if end == 0 and folder.finished and not other:
             self.work += 1 - job.done_before
             test = folder.summary()["test"]["top1"]
             self.show.line(f"[{self.ended}/{self.total}] {job.cell.name}: test accuracy {test:.2f} %")
         elif self.requests.asked is None:
-            self.failed[job.cell.name] = why = job.reason(end)
+            self.failed[job.cell.name] = why = other or job.reason(end)
             self.show.line(f"[{self.ended}/{self.total}] {job.cell.name} FAILED: {why}")
-            alike = len(self.failed) > 1 and len(set(self.failed.values())) == 1
-            if end == 2 and alike and self.work == 0 and (self.todo or self.running):
-                raise ConfigError(f"{why} So it was for {len(self.failed)} runs and no other; the rest is not started.")
+            self.hopeless.add(job.cell.values)
+            if end == 2 and self.engine.one_machine and self.is_in_vain(why):
+                raise ConfigError(
+                    f"{why.rstrip('.')}. So it was for {len(self.failed)} runs, and the rest differs in seeds."
+                )
+
+    def is_in_vain(self, why: str) -> bool:
+        """Whether all that is left would fail too: it differs from what has failed, all alike, in nothing but seeds."""
+        alike = len(self.failed) > 1 and set(self.failed.values()) == {why} and self.ended == len(self.failed)
+        left = [*self.todo, *(job.cell for job in self.running if job.share_done() == job.done_before)]
+        at_work = len(self.todo) + len(self.running) - len(left)
+        return alike and not at_work and bool(left) and {cell.values for cell in left} <= self.hopeless
 
     def stop(self, number: int) -> None:
         """Ask all to save and end, wait for them, and stop."""
         count = len(self.running)
         self.show.line(f"stopping {count} run{'s' * (count != 1)}; a second time stops at once")
         asked = {job.cell.name: _lines(job.folder) for job in self.running}
-        self.engine.ask(self.running, number)
+        heard = self.engine.ask(self.running, number)
         while self.running:
+            heard = heard or self.engine.ask(self.running, number)
             self.running = [job for job in self.running if job.end() is None]
             deaf = [job for job in self.running if _lines(job.folder) > asked[job.cell.name] + 3]
             if deaf:  # they go on: a library has swallowed the signal

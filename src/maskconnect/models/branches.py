@@ -23,6 +23,7 @@ from maskconnect.core.layerwise import Layer, LayerAggregation, Reader
 from maskconnect.errors import ConfigError
 from maskconnect.models.blocks import conv
 from maskconnect.models.groups import GroupedBatchNorm2d, normalise, normalise_with, track_
+from maskconnect.models.synced import SyncedBatchNorm2d, normalise_synced
 
 Branches = Mapping[int, Tensor]
 
@@ -45,7 +46,7 @@ class SharedBatchNorm(nn.Module):
     Those of branches that cannot reach the output stay out: they are normalised with the statistics of the others. The
     running statistics move once a step, and the variance is unbiased as that of one branch's N*H*W values, so that
     branches with equal inputs, as all are in plain ResNeXt, leave the statistics of one. Where the norm has groups of
-    images, all this holds for the images of each group.
+    images, all this holds for the images of each group; where it is one of all ranks, for all of theirs.
     """
 
     def __init__(self, channels: int) -> None:
@@ -55,7 +56,7 @@ class SharedBatchNorm(nn.Module):
     def forward(self, xs: Mapping[int, Tensor], alive: set[int]) -> dict[int, Tensor]:
         """Every branch, normalised."""
         norm = self.norm
-        known = type(norm) in (nn.BatchNorm2d, GroupedBatchNorm2d)
+        known = type(norm) in (nn.BatchNorm2d, GroupedBatchNorm2d, SyncedBatchNorm2d)
         if not known or not norm.track_running_stats or norm.weight is None:
             raise ConfigError(
                 f"the batch norm that branches share has become a {type(norm).__name__}, or lost its statistics or its "
@@ -65,7 +66,8 @@ class SharedBatchNorm(nn.Module):
             return {k: norm(x) for k, x in xs.items()}
         live = [k for k in xs if k in alive]
         pooled = torch.cat([xs[k] for k in live])
-        y, statistics = normalise(norm, pooled, branches=len(live))
+        together = normalise_synced if type(norm) is SyncedBatchNorm2d else normalise
+        y, statistics = together(norm, pooled, branches=len(live))
         track_(norm, statistics)
         normed = dict(zip(live, y.chunk(len(live)), strict=True))
         with torch.no_grad():

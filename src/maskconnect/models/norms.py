@@ -116,16 +116,22 @@ class _Normalised(torch.autograd.Function):
 
 
 def mean_and_variance(x_NDP: Tensor) -> tuple[Tensor, Tensor]:
-    """Of every channel; the variance is biased. Added up over images in float64."""
+    """Of every channel; the variance is biased."""
+    mean_D, variance_D = exact_moments(x_NDP)
+    return mean_D.to(x_NDP.dtype), variance_D.to(x_NDP.dtype)
+
+
+def exact_moments(x_NDP: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean and the biased variance of every channel, added up over images in float64."""
     N, D, P = x_NDP.shape
     exact = exact_dtype(x_NDP)
-    mean_D = (x_NDP.sum(-1).sum(0, dtype=exact) / (N * P)).to(x_NDP.dtype)
+    mean_D = x_NDP.sum(-1).sum(0, dtype=exact) / (N * P)
     norms = [
-        torch.linalg.vector_norm(x_NDP[part] - mean_D[:, None], dim=-1)
+        torch.linalg.vector_norm(x_NDP[part] - mean_D[:, None].to(x_NDP.dtype), dim=-1)
         for part in parts(N, images_at_a_time(x_NDP, 8 * D * P))
     ]
     squares_D = torch.cat(norms).to(exact).square().sum(0)
-    return mean_D, (squares_D / (N * P)).to(x_NDP.dtype)
+    return mean_D, squares_D / (N * P)
 
 
 def folded(weight_COI: Tensor, norms: Norms, inputs: Moments | None, tracked: Tracked) -> tuple[Tensor, Tensor]:

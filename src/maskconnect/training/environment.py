@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from maskconnect.training.options import Options
 
@@ -40,12 +41,18 @@ def machine_of(options: Options) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         **{name: getattr(options, name) for name in ("device", "precision", "channels_last", "compile", "lean")},
         "skip_nonfinite": options.skip_nonfinite,
+        "ranks": dist.get_world_size() if dist.is_initialized() else 1,
+        "norm": options.norm,
     }
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """In what two machines differ, in words."""
-    return [f"{name} was {before.get(name)} and is {value}" for name, value in now.items() if before.get(name) != value]
+    return [
+        f"{name} was {before.get(name)} and is {value}"
+        for name, value in now.items()
+        if before.get(name, value) != value
+    ]
 
 
 def _version(package: str) -> str | None:

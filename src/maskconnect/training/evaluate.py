@@ -14,7 +14,9 @@ from torch.nn import functional as F
 from maskconnect.core.loop import masks_of
 from maskconnect.core.stack import MaskedStack
 from maskconnect.data.batches import Batches
+from maskconnect.models.synced import SyncedBatchNorm2d
 from maskconnect.training.options import Machine
+from maskconnect.training.ranks import ALONE, Ranks, interleaved
 
 TOP = 5
 
@@ -45,18 +47,26 @@ class Predictions:
 
 
 @torch.inference_mode()
-def predict(network: nn.Module, batches: Batches, machine: Machine, check: Callable[[], None]) -> Predictions:
-    """Run a network over a set, in order; `check` is called before each batch and may raise."""
+def predict(
+    network: nn.Module, batches: Batches, machine: Machine, check: Callable[[], None], ranks: Ranks = ALONE
+) -> Predictions:
+    """Run a network over a set; `check` is called before each batch and may raise.
+
+    Each rank has its part of every batch, and gets the predictions of all, in order.
+    """
     rows: list[tuple[Tensor, ...]] = []
     with evaluating(network):
         for x, y in batches.epoch(0):
             check()
-            with machine.autocast():
-                scores = network(machine.ready(x))
+            scores = x.new_zeros(0, len(batches.images.classes))
+            if len(x):  # a rank may have none of the last batch
+                with machine.autocast():
+                    scores = network(machine.ready(x))
             scores = scores.float()
             probability, best = scores.softmax(dim=1).topk(min(TOP, scores.shape[1]))
-            rows.append((y, best, probability, F.cross_entropy(scores, y, reduction="none")))
-    return Predictions(*(torch.cat(column).cpu() for column in zip(*rows, strict=True)))
+            found = (y, best, probability, F.cross_entropy(scores, y, reduction="none"))
+            rows.append(tuple(interleaved(ranks.gather(column.cpu())) for column in found))
+    return Predictions(*(torch.cat(column) for column in zip(*rows, strict=True)))
 
 
 @contextmanager
@@ -92,7 +102,14 @@ def _set_training(stack: nn.Module, _: object) -> None:
 
 
 @torch.no_grad()
-def reestimate_(network: nn.Module, batches: Batches, count: int, machine: Machine, check: Callable[[], None]) -> None:
+def reestimate_(
+    network: nn.Module,
+    batches: Batches,
+    count: int,
+    machine: Machine,
+    check: Callable[[], None],
+    ranks: Ranks = ALONE,
+) -> None:
     """Find the statistics of every batch norm anew, by `count` training batches through the settled wiring (D11)."""
     norms = [part for part in network.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
     momentum = [norm.momentum for norm in norms]
@@ -106,6 +123,7 @@ def reestimate_(network: nn.Module, batches: Batches, count: int, machine: Machi
                 check()
                 with machine.autocast():
                     network(machine.ready(x))
+            average_statistics_(network, ranks)
         finally:
             for norm, before in zip(norms, momentum, strict=True):
                 norm.momentum = before
@@ -120,6 +138,15 @@ def statistics_kept(network: nn.Module) -> Iterator[None]:
     finally:
         for buffer, value in kept:
             buffer.copy_(value)
+
+
+def average_statistics_(network: nn.Module, ranks: Ranks) -> None:
+    """Make the running statistics of batch norms the mean over ranks, each of which has normed its part of a batch.
+
+    As they move in proportion to what is seen, that is what one process has that norms the same parts as groups.
+    """
+    if ranks.count > 1 and not any(isinstance(part, SyncedBatchNorm2d) for part in network.modules()):
+        ranks.average_([buffer for buffer in statistics(network) if buffer.is_floating_point()])
 
 
 def statistics(network: nn.Module) -> list[Tensor]:

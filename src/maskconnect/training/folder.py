@@ -41,8 +41,8 @@ DATA, CLASSES, ENVIRONMENT = "data.json", "final/classes.json", "environment.jso
 class RunFolder:
     """The files of one run."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, *, writes: bool = True) -> None:
+        self.path, self.writes = path, writes  # of several ranks one writes
         self.checkpoints = Checkpoints(folder=path / "checkpoints")
         self._metrics: TextIO | None = None
         self._lock: TextIO | None = None
@@ -52,8 +52,11 @@ class RunFolder:
         """Whether the run has ended."""
         return (self.path / "summary.json").exists()
 
-    def claim(self, recipe: Recipe) -> None:
-        """Make the folder this run's own; an error if it holds another recipe, or if another process works in it."""
+    def claim(self, recipe: Recipe) -> dict[str, Any] | None:
+        """Make the folder this run's own; an error if it holds another recipe, or if another process works in it.
+
+        Returns what came of the run, if it has ended.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = (self.path / LOCK).open("w")
@@ -74,6 +77,7 @@ class RunFolder:
         for part in (self.path, self.path / "masks", self.path / "final"):
             for left in part.glob(f"{TEMPORARY}*"):  # by a process that was killed while it wrote a file
                 left.unlink()
+        return self.summary() if self.finished else None
 
     def check_recipe(self, recipe: Recipe) -> None:
         """An error that says in what, if the run is of another recipe."""
@@ -92,6 +96,8 @@ class RunFolder:
 
     def note_start(self, options: Options, resumed: int) -> None:
         """Add this start to the record of all."""
+        if not self.writes:
+            return
         starts = [*self.starts(), environment(options) | {"from_step": resumed}]
         write_atomically(self.path / ENVIRONMENT, json.dumps(starts, indent=1, default=str) + "\n")
 
@@ -104,6 +110,8 @@ class RunFolder:
 
     def open_metrics(self, size: int) -> None:
         """Go on with the metrics after their first `size` bytes: later lines are of steps that will be taken again."""
+        if not self.writes:
+            return
         place = self.path / "metrics.jsonl"
         self._metrics = place.open("a", encoding="utf-8")
         found = place.stat().st_size
@@ -115,6 +123,8 @@ class RunFolder:
 
     def record(self, line: dict[str, Any]) -> None:
         """Add a line to the metrics."""
+        if not self.writes:
+            return
         assert self._metrics is not None
         self._metrics.write(json.dumps(finite(line)) + "\n")
         self._metrics.flush()
@@ -127,6 +137,8 @@ class RunFolder:
 
     def write_json(self, name: str, content: Any) -> None:
         """A file that is whole or not there."""
+        if not self.writes:
+            return
         place = self.path / name
         place.parent.mkdir(exist_ok=True)
         write_atomically(place, json.dumps(finite(content), indent=1) + "\n")
@@ -140,6 +152,8 @@ class RunFolder:
 
     def write_tensors(self, name: str, tensors: dict[str, Tensor]) -> None:
         """Tensors, likewise."""
+        if not self.writes:
+            return
         place = self.path / name
         place.parent.mkdir(exist_ok=True)
         save_tensors(place, tensors)

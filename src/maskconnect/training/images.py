@@ -52,7 +52,15 @@ class Prepared:
                 raise DataError(f"the {part} images are not those of this run{counts}; give it the same --data.")
 
 
-def prepare(recipe: Recipe, options: Options, device: torch.device, mean: Tensor | None = None) -> Prepared:
+def prepare(
+    recipe: Recipe,
+    options: Options,
+    device: torch.device,
+    mean: Tensor | None = None,
+    *,
+    rank: int = 0,
+    ranks: int = 1,
+) -> Prepared:
     """Read the data set of a recipe. `mean` is that of the training images, if it is known already."""
     splits = read(recipe.data, options.data)
     plan = recipe.augmentation
@@ -72,6 +80,8 @@ def prepare(recipe: Recipe, options: Options, device: torch.device, mean: Tensor
             seed=recipe.seed,
             device=device,
             workers=options.workers,
+            rank=rank,
+            ranks=ranks,
         )
 
     validation = splits.validation

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -12,6 +12,7 @@ from maskconnect.core.loop import freeze, masks_of
 from maskconnect.training.evaluate import Predictions, drawing, evaluating, predict, reestimate_, statistics_kept
 from maskconnect.training.images import Prepared
 from maskconnect.training.options import Machine
+from maskconnect.training.ranks import ALONE, Ranks
 from maskconnect.training.watch import activation_scales
 
 Found = dict[str, Any]
@@ -26,6 +27,7 @@ class Judge:
     machine: Machine
     reestimate: int  # by so many batches are batch-norm statistics found anew where they are of drawn masks (D11)
     check: Callable[[], None]  # called before each batch; may raise
+    ranks: Ranks = ALONE
 
     @property
     def learning(self) -> bool:
@@ -38,7 +40,7 @@ class Judge:
         if not (self.learning and self.reestimate):
             return {part: self.scores(part) for part in parts}
         with statistics_kept(self.network):
-            reestimate_(self.network, self.images.train, self.reestimate, self.machine, self.check)
+            self._reestimate()
             return {part: self.scores(part) for part in parts}
 
     def freeze(self) -> Found:
@@ -47,22 +49,25 @@ class Judge:
             drawn = self.scores("test")
         freeze(self.network)
         if self.reestimate:
-            reestimate_(self.network, self.images.train, self.reestimate, self.machine, self.check)
+            self._reestimate()
         by = min(self.reestimate, len(self.images.train))
         return {"drawn": drawn, "frozen": self.scores("test"), "reestimated_by": by}
 
     def predictions(self) -> Predictions:
         """Of the test set."""
-        return predict(self.network, self.images.test, self.machine, self.check)
+        return predict(self.network, self.images.test, self.machine, self.check, self.ranks)
 
     def scores(self, part: str) -> Found:
         """Loss, top-1 and top-5 of a set."""
         batches = self.images.test if part == "test" else self.images.validation
         assert batches is not None
-        return asdict(predict(self.network, batches, self.machine, self.check).scores())
+        return asdict(predict(self.network, batches, self.machine, self.check, self.ranks).scores())
 
     def scales(self) -> list[float | None]:
         """How large activations are, module by module, in the first batch of the test set."""
-        x, _ = next(iter(self.images.test.epoch(0)))
+        x, _ = next(iter(replace(self.images.test, rank=0, ranks=1).epoch(0)))
         with evaluating(self.network):
             return activation_scales(self.network, self.machine.ready(x))
+
+    def _reestimate(self) -> None:
+        reestimate_(self.network, self.images.train, self.reestimate, self.machine, self.check, self.ranks)

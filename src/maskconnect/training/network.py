@@ -10,22 +10,42 @@ from torch import nn
 from maskconnect.errors import CheckpointError, ConfigError
 from maskconnect.models import build, save_memory_
 from maskconnect.models.groups import group_norms_
+from maskconnect.models.synced import synchronise_norms_
 from maskconnect.recipes.schema import Recipe
 from maskconnect.training.files import load_tensors
 from maskconnect.training.folder import MODEL
 from maskconnect.training.options import Machine
 
 
-def make_network(recipe: Recipe, classes: int, channels: int, machine: Machine) -> nn.Module:
-    """The network of a recipe, as it starts."""
+def make_network(recipe: Recipe, classes: int, channels: int, machine: Machine, *, synced: bool = False) -> nn.Module:
+    """The network of a recipe, as it starts; `synced` if its batch norms go over all ranks."""
     torch.manual_seed(recipe.seed)
     network = build(recipe.model.spec(num_classes=classes, in_channels=channels, seed=recipe.seed))
-    group_norms_(network, recipe.training.norm_group)
+    if synced:
+        synchronise_norms_(network)
+    else:
+        group_norms_(network, recipe.training.norm_group)
     if machine.lean:
         save_memory_(network)
     if machine.channels_last:
         network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return network.to(machine.device)
+    return network.to(machine.device, machine.precision.dtype)
+
+
+def is_synced(recipe: Recipe, ranks: int, norm: str) -> bool:
+    """Whether batch norms go over all ranks: if asked to, or if the recipe has them see more than a rank has."""
+    training = recipe.training
+    own = training.batch_size // ranks
+    if norm != "recipe" or ranks == 1:
+        return norm == "sync" and ranks > 1
+    if training.norm_group is None:
+        return True
+    if own % training.norm_group:
+        raise ConfigError(
+            f"training.norm_group is {training.norm_group}, and each of {ranks} ranks has {own} images of a batch, "
+            "which are no whole groups; take another --nproc, or say --norm local or --norm sync."
+        )
+    return False
 
 
 def load_weights(network: nn.Module, place: Path) -> str:

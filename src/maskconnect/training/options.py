@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from maskconnect.errors import ConfigError, integer, unknown_name
-from maskconnect.training.precision import PRECISIONS, Precision, probe
+from maskconnect.training.precision import PRECISIONS, WHOLE, Precision, probe
 
 MOST_THREADS = 1024
+NORMS = ("recipe", "local", "sync")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +35,15 @@ class Options:
     workers: int = 0  # processes that decode image files
     checkpoint_every: float = 300.0  # seconds; one is written at the end of each phase too
     log_every: int = 50  # steps between lines of metrics
+    norm: str = "recipe"  # over what batch norms go on several ranks
     skip_nonfinite: bool = False  # leave a batch out whose loss is not finite, instead of stopping
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
             raise unknown_name("precision", self.precision, PRECISIONS)
-        if self.lean and (self.precision != "fp32" or self.compile):
+        if self.norm not in NORMS:
+            raise unknown_name("norm", self.norm, NORMS)
+        if self.lean and (self.precision not in WHOLE or self.compile):
             raise ConfigError("--lean goes with neither --precision bf16 or fp16 nor --compile; leave one out.")
         for name, least in (("workers", 0), ("log_every", 1)):
             if integer(name, getattr(self, name)) < least:
@@ -64,7 +68,8 @@ class Machine:
         return self.precision.autocast()
 
     def ready(self, x: Tensor) -> Tensor:
-        """Images in the memory format that the weights have."""
+        """Images in the memory format and in the numbers that the weights have."""
+        x = x.double() if self.precision.name == "fp64" else x
         return x.contiguous(memory_format=torch.channels_last) if self.channels_last else x
 
 
@@ -97,8 +102,10 @@ def keep_memory() -> bool:
 
 def device_of(name: str) -> torch.device:
     """The device called `name`; "auto" is a GPU where there is one."""
+    if name in ("auto", "cuda") and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())  # of this rank
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device("cpu")
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).item()

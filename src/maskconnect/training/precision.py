@@ -17,8 +17,11 @@ import torch
 
 from maskconnect.errors import ConfigError, unknown_name
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-PRECISIONS = ("fp32", "bf16", "fp16")
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
+PRECISIONS = tuple(DTYPES)
+WHOLE = ("fp32", "fp64")
+"""Those that weights are kept in."""
+
 WITHOUT_AMX = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
 TIMEOUT = 120.0  # seconds
 
@@ -55,7 +58,7 @@ if not all(bool(value.isfinite().all()) for value in (loss, *net.parameters())):
 
 @dataclass(frozen=True)
 class Precision:
-    """The number format of the forward and backward passes; weights are fp32 always."""
+    """The number format of the forward and backward passes; weights are fp32, or all is fp64 (to compare results)."""
 
     name: str
     device_type: str
@@ -63,9 +66,14 @@ class Precision:
     def __post_init__(self) -> None:
         _known(self.name)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """What weights and images are kept in."""
+        return torch.float64 if self.name == "fp64" else torch.float32
+
     def autocast(self) -> AbstractContextManager[object]:
         """Within it, the forward pass computes in this format."""
-        if self.name == "fp32":
+        if self.name in WHOLE:
             return nullcontext()
         return torch.autocast(self.device_type, dtype=DTYPES[self.name])
 
@@ -80,7 +88,7 @@ def probe(name: str, device: str) -> dict[str, str]:
     oneDNN reads them once, at its first use: set them before any network has run in this process.
     """
     _known(name)
-    if name == "fp32":
+    if name in WHOLE:
         return {}
     if device.startswith("cuda"):
         if name == "bf16" and not torch.cuda.is_bf16_supported():

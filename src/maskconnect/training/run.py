@@ -20,16 +20,17 @@ import torch
 from torch import Tensor, nn
 
 from maskconnect.core.loop import masks_of, wiring_of
-from maskconnect.errors import MaskConnectError
+from maskconnect.errors import LostRankError, MaskConnectError
 from maskconnect.recipes.schema import Recipe
 from maskconnect.training import images, options
 from maskconnect.training.environment import differences, machine_of
-from maskconnect.training.evaluate import statistics
+from maskconnect.training.evaluate import average_statistics_, statistics
 from maskconnect.training.finish import finish
 from maskconnect.training.folder import DATA, RunFolder
 from maskconnect.training.judge import Judge
-from maskconnect.training.network import load_weights, make_network
+from maskconnect.training.network import is_synced, load_weights, make_network
 from maskconnect.training.options import Options
+from maskconnect.training.ranks import ALONE, Ranks, averaged, digest_of_plain, join, leave, lost, reason
 from maskconnect.training.schedule import Schedule, nonfinite
 from maskconnect.training.show import Silent
 from maskconnect.training.state import new_state
@@ -48,29 +49,47 @@ def train(recipe: Recipe, out: Path, how: Options | None = None, show: Silent | 
 
     Raises `Stopped` after SIGTERM or Ctrl-C, when all is saved.
     """
-    folder = RunFolder(out)
+    ranks = join()
+    folder = RunFolder(out, writes=ranks.first)
     try:
-        folder.claim(recipe)
-        if folder.finished:
-            return folder.summary()
+        ended: dict[str, Any] | None = ranks.on_first(lambda: folder.claim(recipe))
+        if ended is not None:
+            return ended
         display, requests = show or Silent(), StopRequests()
-        run = Run(recipe, folder, how or Options(), display, requests)
+        requests.patient = ranks.count > 1  # torchrun passes on what its workers have got already, and kills later
+        run = Run(recipe, folder, how or Options(), display, requests, ranks)
         with requests, display:
             summary = run.run()
-            requests.check()  # the run has ended, but whoever asked to stop may have further ones in mind
+            ranks.check(requests)  # the run has ended, but whoever asked to stop may have further ones in mind
             return summary
+    except RuntimeError as error:
+        if ranks.count == 1 or not lost(error):
+            raise
+        raise LostRankError(
+            f"another rank has gone ({reason(error)}); a new start goes on from the last checkpoint."
+        ) from None
     finally:
         folder.close()
+        leave(ranks)
 
 
 class Run:
     """One process's part of a run."""
 
-    def __init__(self, recipe: Recipe, folder: RunFolder, how: Options, show: Silent, requests: StopRequests) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: RunFolder,
+        how: Options,
+        show: Silent,
+        requests: StopRequests,
+        ranks: Ranks = ALONE,
+    ) -> None:
         self.recipe, self.folder, self.how, self.show, self.requests = recipe, folder, how, show, requests
-        self.machine = options.prepare(how)
-        self.images = images.prepare(recipe, how, self.machine.device)
-        self.network = make_network(recipe, len(self.images.classes), self.images.channels, self.machine)
+        self.ranks, self.machine = ranks, options.prepare(how)
+        synced = is_synced(recipe, ranks.count, how.norm)
+        self.images = images.prepare(recipe, how, self.machine.device, rank=ranks.rank, ranks=ranks.count)
+        self.network = make_network(recipe, len(self.images.classes), self.images.channels, self.machine, synced=synced)
         self.state = new_state(self.network, recipe, self.machine.precision.scaler())
         self.schedule = Schedule(recipe=recipe, batches=len(self.images.train), position=self.state.position)
         self.judge = Judge(
@@ -78,10 +97,11 @@ class Run:
             images=self.images,
             machine=self.machine,
             reestimate=recipe.training.reestimate,
-            check=requests.check,
+            check=self.check,
+            ranks=ranks,
         )
-        self.board = Board(folder.path / "tensorboard")
-        self.compiled: Any = None
+        self.board = Board(folder.path / "tensorboard", writes=ranks.first)
+        self.forward, self.forward_learns = self.network, False  # the network, as it is called in training
         self.whole = True  # whether what is in memory is worth a checkpoint
         self.counted = self.saved = time.monotonic()
 
@@ -98,6 +118,7 @@ class Run:
         except Stopped:
             if self.whole:
                 self.save()
+            self.ranks.wait()  # until it is saved
             raise
         except RuntimeError as error:  # of a loader whose workers were told to end before the run was
             if self.requests.asked is None or "DataLoader worker" not in str(error):
@@ -108,11 +129,17 @@ class Run:
         finally:
             self.board.close()
         self.count_time()
-        return finish(self.recipe, self.folder, self.state, self.images, predictions)
+        finished = self.ranks.on_first(lambda: finish(self.recipe, self.folder, self.state, self.images, predictions))
+        return cast(dict[str, Any], finished)
+
+    def check(self) -> None:
+        """Stop here if asked to."""
+        self.ranks.check(self.requests)
 
     def begin(self) -> None:
         """Go on from the last checkpoint, or begin."""
-        found = self.folder.checkpoints.latest(self.show.line)
+        found = self.ranks.on_first(lambda: self.folder.checkpoints.latest(self.show.line))
+        self.ranks.check_same(digest_of_plain(self.images.fingerprint()), "rank {} has other images than rank 0")
         if found is None:
             if self.recipe.init_from is not None:
                 self.show.line(load_weights(self.network, Path(self.recipe.init_from)))
@@ -122,7 +149,7 @@ class Run:
             self.keep_masks(epoch=0)
         else:
             step, saved = found
-            self.images.compare(self.folder.json(DATA))
+            self.ranks.on_first(lambda: self.images.compare(self.folder.json(DATA)))
             self.state.load(saved)
             self.folder.open_metrics(saved["metrics_size"])
             self.board.first = step + 1
@@ -162,12 +189,12 @@ class Run:
     def train_epoch(self) -> None:
         """The rest of an epoch."""
         state, position = self.state, self.state.position
-        forward = self.compiled_if_fixed()
+        forward = self.wrapped()
         started = time.perf_counter()
         for x, y in self.images.train.epoch(self.schedule.epoch, first=position.batch):
             waited = time.perf_counter() - started
-            self.requests.check()
-            with nullcontext() if forward is self.network else compiler_errors_in_a_sentence():
+            self.check()
+            with compiler_errors_in_a_sentence() if self.how.compile else nullcontext():
                 step = self.step(forward, x, y)
             position.batch, position.step = position.batch + 1, position.step + 1
             seconds = time.perf_counter() - started
@@ -180,7 +207,11 @@ class Run:
         """Algorithm 1 for one batch; `mc.attach` clips the masks after the optimizer's step."""
         optimizer, scaler, parts = self.state.optimizer, self.state.scaler, self.recipe.training.accumulate
         before = [buffer.clone() for buffer in statistics(self.network)] if self.how.skip_nonfinite else []
-        step = gradients(forward, optimizer, x, y, parts=parts, machine=self.machine, scaler=scaler)
+        count = self.images.train.images_of(self.state.position.batch)
+        step = gradients(
+            forward, optimizer, x, y, parts=parts, machine=self.machine, scaler=scaler, ranks=self.ranks, images=count
+        )
+        average_statistics_(self.network, self.ranks)
         scaling = scaler is not None and scaler.get_scale() > SMALLEST_SCALE  # and finds a scale that fits by itself
         if not math.isfinite(step.loss) or not (scaling or math.isfinite(step.gradient)):
             self.complain(step, x)
@@ -211,7 +242,10 @@ class Run:
         """Metrics, progress, and a checkpoint if the last is old."""
         state, last = self.state, self.state.position.batch == self.schedule.batches
         if last or state.interval.steps >= self.how.log_every:
-            self.record({"kind": "step", **self.schedule.labels(), **state.interval.means()})
+            line = {"kind": "step", **self.schedule.labels(), **state.interval.means()}
+            if self.ranks.count > 1:
+                line["draws"] = self.ranks.check_draws(self.network, f"step {state.position.step}")
+            self.record(line)
             state.interval = Tally()
         self.show.progress(self.schedule.progress(state.epoch.means()))
         if not last:
@@ -257,13 +291,15 @@ class Run:
         self.folder.record(line)
         self.board.add(line)
 
-    def compiled_if_fixed(self) -> nn.Module:
-        """The network; compiled, if that was asked for and its wiring is fixed."""
-        if not self.how.compile or self.judge.learning:
-            return self.network
-        if self.compiled is None:
-            self.compiled = torch.compile(self.network, dynamic=False)  # else it matters which batch size comes first
-        return cast(nn.Module, self.compiled)
+    def wrapped(self) -> nn.Module:
+        """The network, whose gradients ranks average; compiled, if that was asked for and its wiring is fixed."""
+        learning = self.judge.learning
+        if self.forward is self.network or learning != self.forward_learns:  # the masks have a gradient no more
+            forward = averaged(self.network) if self.ranks.count > 1 else self.network
+            if self.how.compile and not learning:  # were it dynamic, it would matter which batch size comes first
+                forward = cast(nn.Module, torch.compile(forward, dynamic=False))
+            self.forward, self.forward_learns = forward, learning
+        return self.forward
 
     def save_now_and_then(self) -> None:
         """A checkpoint, if the last one is old."""
@@ -274,7 +310,7 @@ class Run:
         """Write a checkpoint, unless the last step has ruined the weights: the next one will say so."""
         self.count_time()
         self.saved = time.monotonic()
-        if not self.finite:
+        if not (self.finite and self.ranks.first):
             return
         more = {"metrics_size": self.folder.metrics_size(), "machine": machine_of(self.how)}
         self.folder.checkpoints.save(self.state.position.step, self.state.to_dict() | more)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from maskconnect.errors import ConfigError
 from maskconnect.training.options import Machine
+from maskconnect.training.ranks import ALONE, Ranks
 
 
 class Step(NamedTuple):
@@ -35,22 +37,32 @@ def gradients(
     parts: int,
     machine: Machine,
     scaler: GradScaler | None = None,
+    ranks: Ranks = ALONE,
+    images: int | None = None,
 ) -> Step:
-    """Forward and backward of one batch, in `parts` that follow each other; each of them draws its own masks."""
+    """Forward and backward of one batch, in `parts` that follow each other; each of them draws its own masks.
+
+    `images` is how many the batch has on all ranks, of which x and y are this rank's.
+    """
     optimizer.zero_grad(set_to_none=True)
-    parts = min(parts, len(y))
+    images = len(y) if images is None else images
+    parts = min(parts, images // ranks.count)
     total, correct = x.new_zeros((), dtype=torch.float64), y.new_zeros(())
-    for x_part, y_part in zip(x.tensor_split(parts), y.tensor_split(parts), strict=True):
-        with machine.autocast(), one_value_in_a_sentence(len(y)):
-            scores = network(machine.ready(x_part))
-        loss = F.cross_entropy(scores.to(torch.promote_types(scores.dtype, torch.float32)), y_part) * (
-            len(y_part) / len(y)
-        )
-        (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
+    for number, (x_part, y_part) in enumerate(zip(x.tensor_split(parts), y.tensor_split(parts), strict=True), 1):
+        last = number == parts
+        with network.no_sync() if isinstance(network, DistributedDataParallel) and not last else nullcontext():
+            with machine.autocast(), one_value_in_a_sentence(len(y)):
+                scores = network(machine.ready(x_part))
+            share = (
+                len(y_part) * ranks.count / images
+            )  # gradients are averaged over ranks, and these may have unlike parts
+            loss = F.cross_entropy(scores.to(torch.promote_types(scores.dtype, torch.float32)), y_part) * share
+            (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
         total += loss.detach()
         correct += (scores.detach().argmax(dim=1) == y_part).sum()
     grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    return Step(loss=float(total), correct=int(correct), images=len(y), gradient=float(get_total_norm(grads)))
+    loss_of_all, correct_of_all = ranks.sum(float(total) / ranks.count, int(correct))
+    return Step(loss=loss_of_all, correct=int(correct_of_all), images=images, gradient=float(get_total_norm(grads)))
 
 
 @contextmanager

@@ -26,6 +26,7 @@ class StopRequests:
 
     def __init__(self) -> None:
         self.asked: int | None = None
+        self.patient = False  # whether a second signal is no more than the first
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopRequests:
@@ -43,8 +44,10 @@ class StopRequests:
             raise Stopped(self.asked)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.asked is None or number == signal.SIGUSR2:
+        if self.asked is None:
             self.asked = number
+            return
+        if number == signal.SIGUSR2 or self.patient:
             return
         handler = self._before[number]
         signal.signal(number, handler)

@@ -12,11 +12,11 @@ CURVES = ("loss", "accuracy", "images_per_second", "lr", "mask_lr", "mask_entrop
 class Board:
     """Curves in a folder; without TensorBoard it does nothing."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, writes: bool = True) -> None:
         self.folder = folder
         self.first: int | None = None  # events from this step on are of a run that was stopped after its checkpoint
         self._writer: Any = None
-        self._there = importlib.util.find_spec("tensorboard") is not None
+        self._there = writes and importlib.util.find_spec("tensorboard") is not None
 
     def add(self, line: dict[str, Any]) -> None:
         """The numbers of a line of metrics; those of steps and of epochs are curves apart."""

@@ -55,8 +55,11 @@ def activation_scales(network: nn.Module, x: Tensor) -> list[float | None]:
         return hook
 
     modules, places = stack.flat(), stack.layout.places
+    asked = [stack.learning or on for on in stack.masks.settled().alive]  # others run once, to learn their shapes
     handles: list[RemovableHandle] = [
-        module.register_forward_pre_hook(note(layer)) for module, (layer, _) in zip(modules, places, strict=True)
+        module.register_forward_pre_hook(note(layer))
+        for module, (layer, _), on in zip(modules, places, asked, strict=True)
+        if on
     ]
     end = len(stack.layout.layers)
     handles.append(
