@@ -25,6 +25,7 @@ examples:
   maskconnect train quick/cifar10 --data data --set model.fan_in=3 --set phase.learn.epochs=20
   maskconnect train quick/digits --set training.reestimate=20 --set training.accumulate=2 --out runs/other
   maskconnect train quick/digits --wiring runs/quick-digits-seed0/wiring.json --out runs/again
+  maskconnect train paper/cifar100-resnext29-8-8-learned-k4 --data data --nproc 8
 
 The same command again goes on with a run that was stopped; a run that has ended is shown."""
 
