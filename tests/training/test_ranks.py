@@ -15,6 +15,7 @@ import runs
 from maskconnect.errors import ConfigError
 from maskconnect.training.network import is_synced
 from maskconnect.training.ranks import Ranks, join, lost, reason
+from maskconnect.training.step import parts_of
 
 HERE = Path(__file__).parent.parent
 SHORT = ["--set=phase.freeze.epochs=1", "--set=phase.fine.epochs=1", "--set=phase.finer.epochs=1", "--threads=1"]
@@ -65,6 +66,13 @@ def workers(launcher):
     return found
 
 
+def catches(process, number):
+    """Whether a process has set a handler for a signal."""
+    status = Path(f"/proc/{process}/status").read_text()
+    (mask,) = [line.split()[1] for line in status.splitlines() if line.startswith("SigCgt")]
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
 def until_saved(folder, seconds=90):
     deadline = time.monotonic() + seconds
     while not any((folder / "checkpoints").glob("step-*")):
@@ -85,6 +93,7 @@ def flat(value):
         pytest.param([], id="resnet"),
         pytest.param([*RESNEXT, "fan_in=1"], id="resnext"),
         pytest.param([*RESNEXT, "norm=sum"], id="resnext with norms of sums"),
+        pytest.param(["training.accumulate=2"], id="parts of a batch"),
         pytest.param(["training.norm_group=16"], id="groups of images"),
         pytest.param([*RESNEXT, "training.norm_group=8", "training.accumulate=2"], id="groups, and parts of a batch"),
     ],
@@ -228,8 +237,39 @@ def test_a_mistake_is_said_once_and_not_tried_again(folder):
     (folder / "full").mkdir()
     (folder / "full/thesis.tex").write_text("x")
     code, _, errors = finish(runs.command("train", "tiny.toml", "--out=full", "--nproc=2", cwd=folder))
-    assert (code, errors.count("\n")) == (2, 1)
+    assert (code, errors.count("\n")) == (2, 1), errors
     assert "full is not empty and holds no run" in errors
+    words = ["--set=training.batch_size=33", "--out=odd", "--nproc=2"]
+    code, _, errors = finish(runs.command("train", "tiny.toml", *words, cwd=folder))
+    assert (code, errors.count("\n")) == (2, 1), errors
+    assert "the batch size is 33; it must be a multiple of the 2 ranks" in errors
+
+
+@pytest.mark.slow
+def test_a_signal_to_a_rank_that_has_just_begun_stops_all(folder):
+    process = runs.command("train", "tiny.toml", "--out=run", "--nproc=2", *LONG, cwd=folder)
+    deadline = time.monotonic() + 60
+    while not (1 in (found := workers(process)) and catches(found[1], signal.SIGTERM)):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.kill(found[1], signal.SIGTERM)
+    code, _, _ = finish(process)
+    assert code == 143
+    assert not (folder / "run/summary.json").exists()
+
+
+@pytest.mark.slow
+def test_workers_do_not_outlive_the_process_that_started_them(folder):
+    process = runs.command("train", "tiny.toml", "--out=run", "--nproc=2", *LONG, cwd=folder)
+    until_saved(folder / "run")
+    found = workers(process)
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + 30
+    while any(Path(f"/proc/{number}").exists() for number in found.values()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert not (folder / "run/summary.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -258,6 +298,19 @@ def test_batch_norms_see_what_the_recipe_says(folder):
     assert is_synced(groups, 2, "sync")
     with pytest.raises(ConfigError, match="each of 4 ranks has 8 images of a batch, which are no whole groups"):
         is_synced(groups, 4, "recipe")
+
+
+@pytest.mark.parametrize(("images", "parts", "count"), [(42, 2, 2), (10, 3, 2), (128, 1, 8), (17, 4, 3), (5, 5, 1)])
+def test_parts_of_a_batch_are_the_same_images_on_any_number_of_ranks(images, parts, count):
+    whole = [list(range(images))[part] for part in parts_of(images, parts)]
+    assert [image for part in whole for image in part] == list(range(images))
+    assert max(map(len, whole)) - min(map(len, whole)) <= 1
+    shared = [[] for _ in range(parts)]
+    for rank in range(count):
+        own = list(range(images))[rank::count]
+        for number, part in enumerate(parts_of(images, parts, Ranks(rank, count))):
+            shared[number] += own[part]
+    assert [sorted(part) for part in shared] == whole
 
 
 def test_one_process_needs_nobody(monkeypatch):

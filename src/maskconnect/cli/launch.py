@@ -1,7 +1,8 @@
 """`maskconnect train --nproc N`: torchrun, from within.
 
-A worker that ends because it was told to, or because of a mistake that a new start would not mend, tells us so by a
-file and ends well; anything else that ends one makes torchrun start all of them anew, from the last checkpoint.
+A worker that ends because it was told to, or because of a mistake that a new start would not mend, tells us its exit
+code by a file, and no worker does anything after that. Anything else that ends one makes torchrun start all of them
+anew, from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -17,8 +18,14 @@ from typing import NoReturn
 
 from maskconnect.errors import ConfigError
 
+PARENT = "MASKCONNECT_PARENT"
+"""The process that a worker should not outlive (see main.py)."""
+
 EXIT = "MASKCONNECT_EXIT"
 """The file in which the workers leave their exit code."""
+
+stopped_together = False
+"""Whether this worker, and so all, was asked to stop and has saved."""
 
 FINAL = (2, *(128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)))
 """Exit codes after which a new start would be of no use, or is not wanted."""
@@ -49,20 +56,19 @@ def launch(count: int, words: list[str]) -> int:
     )
     with tempfile.TemporaryDirectory() as place:
         file = Path(place) / "exit"
-        os.environ[EXIT] = str(file)
+        os.environ |= {EXIT: str(file), PARENT: str(os.getpid())}
         code = 0
         try:
             elastic_launch(config, sys.executable)("-u", "-m", "maskconnect", *words)
         except SignalException as stopped:
             code = 128 + int(stopped.sigval)
         except ChildFailedError as failed:
-            rank, failure = failed.get_first_failure()
-            print(
-                f"rank {rank} has ended with exit code {failure.exitcode}, after {RESTARTS} restarts", file=sys.stderr
-            )
-            code = 1
+            code, (rank, failure) = 1, failed.get_first_failure()
+            if not file.exists():
+                said = f"rank {rank} has ended with exit code {failure.exitcode}, after {RESTARTS} restarts"
+                print(said, file=sys.stderr)
         finally:
-            del os.environ[EXIT]
+            del os.environ[EXIT], os.environ[PARENT]
         return int(file.read_text()) if file.exists() else code
 
 
@@ -74,13 +80,22 @@ def check(count: int) -> None:
         raise ConfigError("--nproc starts torchrun, and torchrun has started this; leave --nproc out.")
 
 
+def is_over() -> bool:
+    """Whether a worker has told us an exit code: torchrun starts all anew if one has not ended well, but in vain."""
+    place = os.environ.get(EXIT)
+    return place is not None and Path(place).exists()
+
+
 def end(code: int) -> NoReturn:
     """End this process; a worker tells us its exit code, and leaves at once, because threads of torch may hang on."""
     place = os.environ.get(EXIT)
     if place is not None and code in FINAL:
-        if os.environ.get("RANK") == "0":
-            Path(place).write_text(str(code))
-        code = 0
+        if not Path(place).exists():
+            partial = Path(f"{place}-{os.getpid()}")
+            partial.write_text(str(code))
+            partial.replace(place)
+        if stopped_together or code == 2:  # else torchrun should end those that wait for us
+            code = 0
     if "RANK" in os.environ:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -199,7 +199,7 @@ def _warnings_in_a_line() -> Iterator[None]:
     """Warnings as a person reads them: without file, line and source."""
 
     def show(message: Warning | str, *_: Any) -> None:
-        print(f"{_who()}warning: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
+        _say(f"warning: {' '.join(str(message).split())}")
 
     with warnings.catch_warnings():
         warnings.showwarning = show  # type: ignore[assignment]
@@ -214,11 +214,12 @@ def _fail(code: int, line: str) -> int:
     with contextlib.suppress(OSError):
         sys.stdout.flush()  # so that the line comes last where both go to the same place
     with contextlib.suppress(OSError):
-        print(_who() + " ".join(line.splitlines()), file=sys.stderr, flush=True)
+        _say(" ".join(line.splitlines()))
     return code
 
 
-def _who() -> str:
-    """Which of the processes that torchrun has started says something."""
-    rank = os.environ.get("RANK", "0")
-    return "" if rank == "0" else f"rank {rank}: "
+def _say(line: str) -> None:
+    """A line on standard error, in one piece; with the rank, of processes that torchrun has started."""
+    who = "" if train.is_first() else f"rank {os.environ['RANK']}: "
+    sys.stderr.write(f"{who}{line}\n")
+    sys.stderr.flush()

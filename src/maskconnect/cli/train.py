@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from maskconnect.cli import launch
 from maskconnect.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -91,9 +92,7 @@ def run(args: argparse.Namespace) -> int:
     recipe, how = recipe_of(args), options_of(args)
     out = folder_of(recipe, args.out, fresh=args.fresh)
     if args.nproc is not None:
-        from maskconnect.cli.launch import launch, words_of
-
-        return launch(args.nproc, words_of(args, out, option_words(how)))
+        return launch.launch(args.nproc, launch.words_of(args, out, option_words(how)))
     summary, code = train_and_show(recipe, out, how)
     if summary is not None and is_first():
         from maskconnect.cli.table import show_summary
@@ -113,6 +112,7 @@ def train_and_show(recipe: Recipe, out: Path, how: Options) -> tuple[dict[str, A
         try:
             return train(recipe, out, how, Silent()), 0
         except Stopped as stopped:
+            launch.stopped_together = True
             return None, stopped.exit_code
     if RunFolder(out).finished:
         print(f"{recipe.name}, seed {recipe.seed}: this run has ended before; it is in {out}")
@@ -121,20 +121,23 @@ def train_and_show(recipe: Recipe, out: Path, how: Options) -> tuple[dict[str, A
     try:
         return train(recipe, out, how, usual()), 0
     except Stopped as stopped:
+        launch.stopped_together = True
         print(f"stopped by {stopped}; all is saved. To go on: {go_on(out, how)}", flush=True)
         return None, stopped.exit_code
 
 
 def is_first() -> bool:
     """Whether this process is the one that prints, of those that torchrun has started."""
-    return os.environ.get("RANK", "0") == "0"
+    return os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0"
 
 
 def go_on(out: Path, how: Options) -> str:
     """The command that goes on with a run, with the same options."""
     from maskconnect.training.folder import RunFolder
 
-    ranks = os.environ.get("WORLD_SIZE", "1")
+    ranks, here = (os.environ.get(name, "1") for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    if ranks != here:
+        return "the same command on each machine"
     processes = ["--nproc", ranks] if ranks != "1" else []
     return shlex.join([program(), *shlex.split(RunFolder(out).command())[1:], *option_words(how), *processes])
 
@@ -199,6 +202,10 @@ def options_of(args: argparse.Namespace) -> Options:
 def folder_of(recipe: Recipe, out: Path | None, *, fresh: bool) -> Path:
     """Where the run goes: what was said, or runs/NAME-seedN; with `fresh`, the first such folder that is not there."""
     place = out or Path("runs") / f"{recipe.name.replace('/', '-')}-seed{recipe.seed}"
+    if fresh and "TORCHELASTIC_RUN_ID" in os.environ:
+        raise ConfigError(
+            "--fresh is not for torchrun, each of whose processes would choose a folder; name one by --out."
+        )
     if not fresh or not place.exists():
         return place
     place, number = place.resolve(), 2

@@ -15,6 +15,9 @@ from maskconnect.training.options import Machine
 from maskconnect.training.ranks import ALONE, Ranks
 from maskconnect.training.watch import activation_scales
 
+SCALES_BY = 256 * 32**2
+"""By how many pixels the scales of activations are judged, at most: every rank holds all of them."""
+
 Found = dict[str, Any]
 
 
@@ -64,8 +67,10 @@ class Judge:
         return asdict(predict(self.network, batches, self.machine, self.check, self.ranks).scores())
 
     def scales(self) -> list[float | None]:
-        """How large activations are, module by module, in the first batch of the test set."""
-        x, _ = next(iter(replace(self.images.test, rank=0, ranks=1).epoch(0)))
+        """How large activations are, module by module, for the first images of the test set; on every rank the same."""
+        test = self.images.test
+        few = min(test.size, max(1, SCALES_BY // test.plan.size**2))
+        x, _ = next(iter(replace(test, size=few, rank=0, ranks=1).epoch(0)))
         with evaluating(self.network):
             return activation_scales(self.network, self.machine.ready(x))
 

@@ -97,13 +97,29 @@ class Ranks:
         if self.first:
             try:
                 found = work()
-            except MaskConnectError as mistake:
+            except (MaskConnectError, OSError) as mistake:
                 error = mistake
         found, said = self.from_first((found, None if error is None else str(error)))
         if error is not None:
             raise error
         if said is not None:
             raise ToldElsewhereError(said)
+        return found
+
+    def together(self, work: Callable[[], Any]) -> Any:
+        """What `work` finds on each rank; if it fails on one it does on all, and the first of those says why."""
+        if self.count == 1:
+            return work()
+        found, error = None, None
+        try:
+            found = work()
+        except (MaskConnectError, OSError) as mistake:
+            error = mistake
+        failed = [int(each) for each in self._gathered(torch.tensor(int(error is not None)))]
+        if error is not None and failed.index(1) == self.rank:
+            raise error
+        if any(failed):
+            raise ToldElsewhereError(f"rank {failed.index(1)} has failed")
         return found
 
     def average_(self, tensors: Sequence[Tensor]) -> None:
@@ -152,8 +168,8 @@ def digest_of_draws(network: nn.Module) -> str:
     return found.hexdigest()[:16]
 
 
-def join() -> Ranks:
-    """Meet the other processes that torchrun has started, if it has."""
+def join(device: str = "auto") -> Ranks:
+    """Meet the other processes that torchrun has started, if it has; each has a GPU of its own, if they have any."""
     if dist.is_initialized():
         return Ranks(dist.get_rank(), dist.get_world_size())
     rank, count = (_number(name, default) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
@@ -161,9 +177,14 @@ def join() -> Ranks:
         return Ranks()
     if not 0 <= rank < count:
         raise ConfigError(f"RANK is {rank} and WORLD_SIZE is {count}; torchrun sets both.")
-    gpus = torch.cuda.is_available()
+    if ":" in device:
+        raise ConfigError(f"--device is {device}, on {count} ranks; say cuda, and each takes one of its own.")
+    gpus, own = torch.cuda.is_available() and device != "cpu", _number("LOCAL_RANK", 0)
     if gpus:
-        torch.cuda.set_device(_number("LOCAL_RANK", 0))
+        if own >= torch.cuda.device_count():
+            there = torch.cuda.device_count()
+            raise ConfigError(f"there are more ranks than GPUs here ({there}); take fewer, or --device cpu.")
+        torch.cuda.set_device(own)
     try:
         dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo", timeout=PATIENCE)
     except ValueError as error:  # a variable is missing

@@ -11,8 +11,9 @@ same weights, masks, draws and metrics as one that never was.
 from __future__ import annotations
 
 import math
+import os
 import time
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from maskconnect.core.loop import masks_of, wiring_of
-from maskconnect.errors import LostRankError, MaskConnectError
+from maskconnect.errors import LostRankError, MaskConnectError, ToldElsewhereError
 from maskconnect.recipes.schema import Recipe
 from maskconnect.training import images, options
 from maskconnect.training.environment import differences, machine_of
@@ -49,17 +50,24 @@ def train(recipe: Recipe, out: Path, how: Options | None = None, show: Silent | 
 
     Raises `Stopped` after SIGTERM or Ctrl-C, when all is saved.
     """
-    ranks = join()
+    how, display, requests = how or Options(), show or Silent(), StopRequests()
+    requests.patient = (
+        "TORCHELASTIC_RUN_ID" in os.environ
+    )  # torchrun passes on what its workers have got, and kills later
+    ranks = join(how.device)
     folder = RunFolder(out, writes=ranks.first)
     try:
-        ended: dict[str, Any] | None = ranks.on_first(lambda: folder.claim(recipe))
-        if ended is not None:
-            return ended
-        display, requests = show or Silent(), StopRequests()
-        requests.patient = ranks.count > 1  # torchrun passes on what its workers have got already, and kills later
-        run = Run(recipe, folder, how or Options(), display, requests, ranks)
-        with requests, display:
-            summary = run.run()
+        with ExitStack() as stack:
+            if ranks.count > 1:  # all stop together: one that ended by itself would leave the others waiting
+                stack.enter_context(requests)
+            ended: dict[str, Any] | None = ranks.on_first(lambda: folder.claim(recipe))
+            if ended is not None:
+                return ended
+            run = ranks.together(lambda: Run(recipe, folder, how, display, requests, ranks))
+            if ranks.count == 1:
+                stack.enter_context(requests)
+            stack.enter_context(display)
+            summary: dict[str, Any] = run.run()
             ranks.check(requests)  # the run has ended, but whoever asked to stop may have further ones in mind
             return summary
     except RuntimeError as error:
@@ -115,17 +123,15 @@ class Run:
             if not self.finite:
                 raise MaskConnectError("the weights are not finite after the last step; begin anew with lower rates.")
             predictions = self.judge.predictions()
-        except Stopped:
+        except (Stopped, RuntimeError) as error:
+            if not isinstance(error, Stopped):  # a loader's workers may have been told to end before the run was
+                if self.requests.asked is None or "DataLoader worker" not in str(error):
+                    raise
+                error = self.agreed()
             if self.whole:
                 self.save()
             self.ranks.wait()  # until it is saved
-            raise
-        except RuntimeError as error:  # of a loader whose workers were told to end before the run was
-            if self.requests.asked is None or "DataLoader worker" not in str(error):
-                raise
-            if self.whole:
-                self.save()
-            raise Stopped(self.requests.asked) from None
+            raise error from None
         finally:
             self.board.close()
         self.count_time()
@@ -136,22 +142,31 @@ class Run:
         """Stop here if asked to."""
         self.ranks.check(self.requests)
 
+    def agreed(self) -> Stopped:
+        """How all ranks stop, of which the others have got to their next check."""
+        try:
+            self.check()
+        except Stopped as stopped:
+            return stopped
+        raise AssertionError("a signal has come")
+
     def begin(self) -> None:
         """Go on from the last checkpoint, or begin."""
         found = self.ranks.on_first(lambda: self.folder.checkpoints.latest(self.show.line))
         self.ranks.check_same(digest_of_plain(self.images.fingerprint()), "rank {} has other images than rank 0")
         if found is None:
             if self.recipe.init_from is not None:
-                self.show.line(load_weights(self.network, Path(self.recipe.init_from)))
-            self.folder.open_metrics(0)
-            self.folder.write_json(DATA, self.images.fingerprint())
+                place = Path(self.recipe.init_from)
+                self.show.line(self.ranks.together(lambda: load_weights(self.network, place)))
+            self.ranks.on_first(lambda: self.folder.open_metrics(0))
+            self.ranks.on_first(lambda: self.folder.write_json(DATA, self.images.fingerprint()))
             self.state.top = connections(self.network)
             self.keep_masks(epoch=0)
         else:
             step, saved = found
             self.ranks.on_first(lambda: self.images.compare(self.folder.json(DATA)))
             self.state.load(saved)
-            self.folder.open_metrics(saved["metrics_size"])
+            self.ranks.on_first(lambda: self.folder.open_metrics(saved["metrics_size"]))
             self.board.first = step + 1
             self.show.line(f"going on from step {step:,} of {self.schedule.steps:,}")
             for difference in differences(saved["machine"], machine_of(self.how)):
@@ -233,7 +248,8 @@ class Run:
             self.show.line(f"{what}; this batch is left out")
             return
         scales = scales_in_words(self.network, self.machine.ready(x))
-        raise MaskConnectError(
+        kind = MaskConnectError if self.ranks.first else ToldElsewhereError
+        raise kind(
             f"{what}. The scales of activations, module by module: {scales}. Begin anew with a lower "
             f"phase.{phase.name}.lr (--set, --fresh), or leave such batches out by --skip-nonfinite."
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
@@ -48,14 +49,13 @@ def gradients(
     images = len(y) if images is None else images
     parts = min(parts, images // ranks.count)
     total, correct = x.new_zeros((), dtype=torch.float64), y.new_zeros(())
-    for number, (x_part, y_part) in enumerate(zip(x.tensor_split(parts), y.tensor_split(parts), strict=True), 1):
-        last = number == parts
+    for part in parts_of(images, parts, ranks):
+        x_part, y_part = x[part], y[part]
+        last = part.stop == len(y)
         with network.no_sync() if isinstance(network, DistributedDataParallel) and not last else nullcontext():
             with machine.autocast(), one_value_in_a_sentence(len(y)):
                 scores = network(machine.ready(x_part))
-            share = (
-                len(y_part) * ranks.count / images
-            )  # gradients are averaged over ranks, and these may have unlike parts
+            share = len(y_part) * ranks.count / images  # gradients are averaged, and ranks may have unlike parts
             loss = F.cross_entropy(scores.to(torch.promote_types(scores.dtype, torch.float32)), y_part) * share
             (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
         total += loss.detach()
@@ -63,6 +63,13 @@ def gradients(
     grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     loss_of_all, correct_of_all = ranks.sum(float(total) / ranks.count, int(correct))
     return Step(loss=loss_of_all, correct=int(correct_of_all), images=images, gradient=float(get_total_norm(grads)))
+
+
+def parts_of(images: int, parts: int, ranks: Ranks = ALONE) -> list[slice]:
+    """The images of a batch in parts of like size, of which this rank has every so-many-th from its own number on."""
+    ends = [number * (images // parts) + min(number, images % parts) for number in range(parts + 1)]
+    own = [-(-(end - ranks.rank) // ranks.count) if end > ranks.rank else 0 for end in ends]
+    return [slice(first, end) for first, end in itertools.pairwise(own)]
 
 
 @contextmanager
