@@ -63,6 +63,7 @@ def test_a_cell_is_the_run_that_train_makes_and_seeds_may_be_added(recipe, type_
     assert (files, metrics, summary) == runs.results(tmp_path / "alone")
 
 
+@pytest.mark.slow
 def test_a_cell_that_fails_does_not_stop_the_others(recipe, type_in, tmp_path):
     words = ["sweep", recipe, *SHORT, "--over", "data.name=cifar10,digits", "--out", "grid"]
     code, said, _ = type_in(*words)

@@ -133,12 +133,12 @@ def stop_in_evaluation(monkeypatch, after):
 
     calls, before = 0, judge.predict
 
-    def predict(network, batches, machine, check):
+    def predict(*arguments):
         nonlocal calls
         calls += 1
         if calls == after:
             signal.raise_signal(signal.SIGTERM)
-        return before(network, batches, machine, check)
+        return before(*arguments)
 
     monkeypatch.setattr(judge, "predict", predict)
 
