@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from maskconnect.training import stop
 from maskconnect.training.stop import Stopped, StopRequests
 
 
@@ -26,6 +27,12 @@ def interrupted():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+def test_a_signal_that_a_library_has_swallowed_while_it_was_loaded_is_not_lost(monkeypatch):
+    monkeypatch.setattr(stop, "came_early", [signal.SIGTERM])
+    with StopRequests() as requests, pytest.raises(Stopped, match="SIGTERM"):
+        requests.check()
 
 
 def test_a_second_request_stops_at_once(interrupted):

@@ -2,6 +2,7 @@
 
 import torch
 from accelerate import Accelerator
+from leaving import leave_at_once
 from several_gpus import batch, build
 from torch.nn import functional as F
 
@@ -27,3 +28,4 @@ assert torch.equal(both[0], both[-1]), "the ranks have gone apart"
 if accelerator.is_main_process:
     print(f"{accelerator.num_processes} ranks: block 5 reads {mc.wiring_of(model)[5]}")
 accelerator.end_training()
+leave_at_once()

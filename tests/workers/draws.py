@@ -3,6 +3,7 @@
 import sys
 
 import torch
+from leaving import leave_at_once
 
 import maskconnect as mc
 from maskconnect.core.loop import masks_of
@@ -23,3 +24,4 @@ except mc.MaskConnectError as error:
 else:
     sys.exit("nobody has noticed")
 leave(ranks)
+leave_at_once()

@@ -5,6 +5,7 @@ import os
 import several_gpus
 import torch
 import torch.distributed as dist
+from leaving import leave_at_once
 
 import maskconnect as mc
 
@@ -20,3 +21,4 @@ assert torch.equal(least, most), "the ranks have gone apart"
 if rank == 0:
     print(f"{weights.sum():.8f} {weights.abs().sum():.8f} {mc.wiring_of(model)}")
 dist.destroy_process_group()
+leave_at_once()

@@ -36,6 +36,7 @@ from maskconnect.cli import (
     train,
 )
 from maskconnect.errors import ConfigError, LostRankError, MaskConnectError, ToldElsewhereError, unknown_name
+from maskconnect.training.stop import came_early
 
 
 class Parser(argparse.ArgumentParser):
@@ -74,6 +75,7 @@ def main(argv: list[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of files may be no text at all
     interrupts = _Interrupts()
+    came_early.clear()
     _end_with_parent()
     try:
         code = 0
@@ -207,6 +209,7 @@ def _warnings_in_a_line() -> Iterator[None]:
 
 
 def _raise_terminated(number: int, frame: FrameType | None) -> None:
+    came_early.append(number)
     raise _TerminatedError(number)
 
 

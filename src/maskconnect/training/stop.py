@@ -13,6 +13,10 @@ from typing import Any
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 
 
+came_early: list[int] = []
+"""Signals that came before a run could note them: one that is raised while a library is loaded may be lost there."""
+
+
 class Stopped(Exception):  # noqa: N818 (it is no error)
     """A run was asked to stop, and has saved what it had."""
 
@@ -25,7 +29,7 @@ class StopRequests:
     """Within this context the signals are noted, and `check` raises once the run may stop."""
 
     def __init__(self) -> None:
-        self.asked: int | None = None
+        self.asked: int | None = came_early[0] if came_early else None
         self.patient = False  # whether a second signal is no more than the first
         self._before: dict[int, Any] = {}
 
