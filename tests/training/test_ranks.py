@@ -218,7 +218,9 @@ def test_numbers_rows_errors_and_norms_go_between_ranks():
 @pytest.mark.slow
 def test_a_loop_of_ones_own_with_torchs_own_wrapper():
     done = torchrun(HERE.parent / "examples/several_gpus.py")
-    assert done.stdout.startswith("2 processes:"), done.stderr  # torch may abort a process after its last line
+    assert done.stdout.startswith("2 processes:"), done.stderr
+    at_exit = "terminate called without an active exception"  # what torch may do to a process after its last line
+    assert done.returncode == 0 or at_exit in done.stderr, done.stderr
     one, two = (torchrun(HERE / "workers/own_loop.py", ranks=n) for n in (1, 2))
     assert one.returncode == two.returncode == 0, one.stderr + two.stderr
     assert one.stdout == two.stdout

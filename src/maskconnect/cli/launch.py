@@ -17,9 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from maskconnect.errors import ConfigError
-
-PARENT = "MASKCONNECT_PARENT"
-"""The process that a worker should not outlive (see main.py)."""
+from maskconnect.training.stop import PARENT
 
 EXIT = "MASKCONNECT_EXIT"
 """The file in which the workers leave their exit code."""

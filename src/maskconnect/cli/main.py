@@ -36,7 +36,7 @@ from maskconnect.cli import (
     train,
 )
 from maskconnect.errors import ConfigError, LostRankError, MaskConnectError, ToldElsewhereError, unknown_name
-from maskconnect.training.stop import came_early
+from maskconnect.training.stop import PARENT, came_early
 
 
 class Parser(argparse.ArgumentParser):
@@ -123,7 +123,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 def _end_with_parent() -> None:
     """A run of a sweep should not outlive it: where Linux can, SIGTERM comes when the parent is gone."""
-    parent = os.environ.pop("MASKCONNECT_PARENT", "")
+    parent = os.environ.pop(PARENT, "")
     if not parent.isdigit() or sys.platform != "linux":
         return
     import ctypes

@@ -14,12 +14,10 @@ from pathlib import Path
 
 from maskconnect.errors import ConfigError
 from maskconnect.experiments.grid import Cell
+from maskconnect.training.stop import PARENT
 
 LOGS = "logs"
 """The folder, beside those of the runs, for what runs print."""
-
-PARENT = "MASKCONNECT_PARENT"
-"""The process that a run should not outlive: killed or hung up, it takes its runs along (see cli/main.py)."""
 
 
 class Job(ABC):

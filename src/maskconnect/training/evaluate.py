@@ -64,9 +64,9 @@ def predict(
                     scores = network(machine.ready(x))
             scores = scores.float()
             probability, best = scores.softmax(dim=1).topk(min(TOP, scores.shape[1]))
-            found = (y, best, probability, F.cross_entropy(scores, y, reduction="none"))
-            rows.append(tuple(interleaved(ranks.gather(column.cpu())) for column in found))
-    return Predictions(*(torch.cat(column) for column in zip(*rows, strict=True)))
+            rows.append((y, best, probability, F.cross_entropy(scores, y, reduction="none")))
+    own = (torch.cat(column).cpu() for column in zip(*rows, strict=True))
+    return Predictions(*(interleaved(ranks.gather(column)) for column in own))
 
 
 @contextmanager

@@ -13,6 +13,9 @@ from typing import Any
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 
 
+PARENT = "MASKCONNECT_PARENT"
+"""The variable that names the process that a run should not outlive: killed or hung up, it takes its runs along."""
+
 came_early: list[int] = []
 """Signals that came before a run could note them: one that is raised while a library is loaded may be lost there."""
 
