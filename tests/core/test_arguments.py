@@ -133,7 +133,7 @@ def test_modules_that_return_no_tensor_need_an_aggregation_that_understands_them
         def forward(self, x):
             return x, x
 
-    with pytest.raises(mc.ConnectivityError, match="module 0 returned a tuple; the aggregations mean and sum need"):
+    with pytest.raises(mc.ConnectivityError, match="module 0 returned a tuple; built-in aggregations need"):
         mc.MaskedStack([Pair(), nn.Identity()], 1)(torch.ones(1))
 
 

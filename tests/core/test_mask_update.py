@@ -200,3 +200,52 @@ def test_an_optimizer_derived_from_sgd_is_not_trusted_with_the_masks():
     optimizer = SignDescent(mc.param_groups(stack, lr=0.1, mask_lr=0.01))
     mc.attach(optimizer, stack)
     assert_one_step_is_algorithm_1(stack, optimizer, 0.01)
+
+
+def stepped(gradient, rate=0.3):
+    """The masks of a stack before and after one step, and the gradient by them."""
+    stack = mc.MaskedStack(mlp_blocks(6), fan_in=2)
+    optimizer = torch.optim.SGD(mc.param_groups(stack, lr=0.01, mask_lr=rate))
+    mc.attach(optimizer, stack, gradient=gradient)
+    stack(X).square().sum().backward()
+    before, grad = stack.masks.real.detach().clone(), stack.masks.real.grad.clone()
+    optimizer.step()
+    return before, grad, stack.masks.real.detach(), stack.masks._candidate_TS
+
+
+def centred(grad, candidate):
+    mean = torch.stack([row[on].mean() for row, on in zip(grad, candidate, strict=True)])
+    return (grad - mean[:, None]) * candidate
+
+
+def test_a_centred_gradient_is_that_less_its_mean_over_the_candidates_of_a_target():
+    before, grad, after, candidate = stepped("centred", rate=1e-3)
+    expected = step_of_algorithm_1(before, centred(grad, candidate), 1e-3)
+    torch.testing.assert_close(after, expected)
+    torch.testing.assert_close(after.sum(dim=1), torch.ones(len(after)))  # so it is still normalised
+
+
+def test_of_a_direction_the_rate_is_how_far_a_mask_goes():
+    before, grad, after, candidate = stepped("direction", rate=1e-3)
+    towards = -centred(grad, candidate)
+    moved = towards.norm(dim=1) > 0  # not where there is one candidate, nor where nobody reads the target
+    assert moved[-1]
+    assert not moved[0]
+    assert before[~moved].equal(after[~moved])
+    torch.testing.assert_close((after - before)[moved].norm(dim=1), torch.full((int(moved.sum()),), 1e-3))
+    cosine = torch.nn.functional.cosine_similarity((after - before)[moved], towards[moved], dim=1)
+    torch.testing.assert_close(cosine, torch.ones_like(cosine), rtol=1e-3, atol=0)
+
+
+def test_an_unknown_kind_of_gradient_is_refused():
+    stack = mc.MaskedStack(mlp_blocks(3), fan_in=1)
+    optimizer = torch.optim.SGD(mc.param_groups(stack, lr=0.01, mask_lr=0.3))
+    with pytest.raises(mc.ConfigError, match="gradient is 'centered'; it must be one of plain, centred, direction"):
+        mc.attach(optimizer, stack, gradient="centered")
+
+
+def test_masks_may_be_given_momentum():
+    stack = mc.MaskedStack(mlp_blocks(4), fan_in=1)
+    weights, masks = mc.param_groups(stack, lr=0.01, mask_lr=0.3, mask_momentum=0.5)
+    assert "momentum" not in weights
+    assert (masks["momentum"], masks["weight_decay"]) == (0.5, 0.0)

@@ -294,3 +294,13 @@ def test_masks_begin_in_float64_where_that_is_the_default():
 
 def test_one_module_alone_has_no_masks_to_train():
     assert len(mc.param_groups(learned(count=1), lr=0.1, mask_lr=0.1)) == 1
+
+
+def test_at_temperature_zero_a_draw_is_the_top_k_with_a_gradient_for_every_candidate():
+    stack = biased(learned())
+    stack.masks.temperature = 0.0
+    stack.train()(X).sum().backward()
+    assert torch.equal(stack.masks.binary, stack.masks.top().mask_TS)
+    last = stack.masks.real.grad[-1]  # of the module whose output is that of the stack
+    assert (last != 0).all()
+    assert stack.masks.binary[-1].sum() == 2

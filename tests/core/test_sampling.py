@@ -25,12 +25,21 @@ def exact_probabilities(weights, fan_in):
     return chances
 
 
-def drawn_sets(weights, fan_in, draws, seed=0):
+def drawn_sets(weights, fan_in, draws, seed=0, temperature=1.0):
     real_TS = torch.tensor([weights]).expand(draws, -1)
     everything = torch.ones_like(real_TS, dtype=torch.bool)
     generator = torch.Generator().manual_seed(seed)
-    mask_TS = draw_distinct(real_TS, everything, torch.full((draws,), fan_in), generator=generator)
+    counts_T = torch.full((draws,), fan_in)
+    mask_TS = draw_distinct(real_TS, everything, counts_T, generator=generator, temperature=temperature)
     return [tuple(row.nonzero().flatten().tolist()) for row in mask_TS]
+
+
+def test_with_a_temperature_draws_are_those_from_a_power_of_the_masks():
+    weights, draws = [0.4, 0.3, 0.2, 0.1], 20_000
+    expected = exact_probabilities([w**2 for w in weights], 2)
+    found = drawn_sets(weights, 2, draws, temperature=0.5)
+    counts = [found.count(chosen) for chosen in expected]
+    assert chisquare(counts, [draws * chance for chance in expected.values()]).pvalue > 1e-3
 
 
 @pytest.mark.parametrize(

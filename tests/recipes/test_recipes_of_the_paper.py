@@ -152,11 +152,21 @@ def test_every_row_of_every_table_is_a_recipe_and_the_figures_need_three_more():
 
 
 def test_the_quick_recipes_are_these():
-    six = ("", "-prev", "-random", "-resnext", "-resnext-full", "-resnext-random")
-    wanted = [f"quick/cifar{n}{kind}" for n in (10, 100) for kind in six]
+    resnet = ("", "-prev", "-full", "-random")
+    resnext = ("-resnext", "-resnext-full", "-resnext-published", "-resnext-random")
+    wanted = [f"quick/cifar{n}{kind}" for n in (10, 100) for kind in (*resnet, *resnext)]
     wanted += [f"quick/digits{kind}" for kind in ("", "-prev", "-random")]
-    assert list(ALL)[:15] == wanted
-    assert len(ALL) == 15 + 42
+    assert list(ALL)[:19] == wanted
+    assert len(ALL) == 19 + 42
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name.startswith("quick/cifar")])
+def test_quick_recipes_of_cifar_choose_on_validation_images_and_are_tested_on_all(name):
+    recipe = ALL[name]
+    assert recipe.data.validation >= 5000
+    assert recipe.data.test_images is None
+    assert recipe.model.layout().candidates()[-1]
+    assert sum(recipe.model.stages) == {"resnet": 9, "resnext": 6}[recipe.model.architecture]
 
 
 def test_no_two_recipes_share_a_name():
@@ -263,9 +273,11 @@ def test_a_quick_recipe_is_small_and_claims_nothing_of_the_paper(name):
 @pytest.mark.parametrize("name", QUICK)
 def test_a_quick_baseline_differs_from_the_learned_network_in_its_connectivity_alone(name):
     recipe = ALL[name]
-    learned = ALL[re.sub("-(prev|random|full)$", "", name)]
-    assert recipe.model.connectivity == (name.split("-")[-1] if recipe is not learned else "learned")
-    model = replace(recipe.model, connectivity="learned", fan_in=learned.model.fan_in)
+    learned = ALL[re.sub("-(prev|random|full|published)$", "", name)]
+    kind = name.split("-")[-1].replace("published", "full") if recipe is not learned else "learned"
+    assert recipe.model.connectivity == kind
+    assert recipe.model.norm == ("sum" if name.endswith("-published") else None)
+    model = replace(recipe.model, connectivity="learned", fan_in=learned.model.fan_in, norm=None)
     assert replace(recipe, name=learned.name, about=learned.about, model=model) == learned
 
 
@@ -277,6 +289,7 @@ def test_every_recipe_says_in_words_what_it_is(name):
     tail = "" if model.fan_in is None else f", K={model.fan_in}"
     sizes = f"{{{model.depth},{model.width},{model.cardinality}}}"
     network = f"ResNet-{model.depth}" if model.architecture == "resnet" else f"ResNeXt {sizes}"
+    network += " as it was published" if model.norm == "sum" and name.startswith("quick/") else ""
     assert about.endswith(f", {network}, {how[model.connectivity]}{tail}")
     assert about.split(",")[0].lower().replace("-", "").startswith(recipe.data.name.replace("-", ""))
 

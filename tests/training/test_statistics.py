@@ -5,7 +5,7 @@ import random
 import pytest
 from scipy import stats
 
-from maskconnect.training.statistics import paired_difference, statistic, student, student_quantile
+from maskconnect.training.statistics import paired_difference, pairs_needed, statistic, student, student_quantile
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 5, 10, 29, 30, 101])
@@ -43,3 +43,19 @@ def test_verdicts_are_plain(ours, theirs, verdict):
 def test_a_mean_has_a_deviation_from_two_values_on():
     assert statistic([1.0, 2.0, 3.0]).text() == "2.00 ± 1.00"
     assert statistic([1.0]).text() == "1.00"
+
+
+@pytest.mark.parametrize(("deviation", "difference"), [(1.4, 0.5), (0.6, 0.5), (2.6, 1.0), (0.1, 0.5)])
+def test_with_so_many_pairs_a_paired_t_test_has_a_power_of_four_in_five(deviation, difference):
+    def power(n):
+        away, critical = difference / deviation * n**0.5, stats.t.ppf(0.975, n - 1)
+        return stats.nct.sf(critical, n - 1, away) + stats.nct.cdf(-critical, n - 1, away)
+
+    n = pairs_needed(deviation, difference)
+    assert power(n) > 0.79
+    assert n < 5 or power(n - 2) < 0.80
+
+
+def test_nobody_knows_how_many_pairs_one_pair_asks_for():
+    assert paired_difference([1.0], [0.0]).pairs_to_see(0.5) is None
+    assert paired_difference([1.0, 2.0, 2.5], [0.0, 0.5, 2.0]).pairs_to_see(0.5) == pairs_needed(0.5, 0.5)

@@ -4,21 +4,34 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 from maskconnect.cli.verb import add_verb
+from maskconnect.errors import ConfigError, unknown_name
 
+SETS = ("test", "validation")
 EXAMPLE = """compare runs/quick-digits-prev-seed* runs/quick-digits-seed*
-  maskconnect compare runs/digits-prev runs/digits-sweep        folders of runs; the first recipe is the baseline"""
+  maskconnect compare runs/digits-prev runs/digits-sweep        folders of runs; the first recipe is the baseline
+  maskconnect compare kept/*.json --on validation --see 0.5     results that `sweep --keep` has kept"""
 
 
 def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     """Add `compare` to the command line."""
     about = "compare finished runs, seed by seed, with intervals and a verdict"
     parser = add_verb(commands, "compare", run, about, EXAMPLE)
-    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="run folders, or folders of them")
+    parser.add_argument(
+        "runs", metavar="RUN", nargs="+", type=Path, help="run folders, kept results (.json), or folders of either"
+    )
     parser.add_argument("--baseline", metavar="RUN", type=Path, help="compare with its recipe (default: the first)")
+    parser.add_argument(
+        "--on", default="test", metavar="SET", help="test (the default), or validation, where a choice is to be made"
+    )
+    parser.add_argument(
+        "--see", type=float, metavar="POINTS", help="also say how many pairs it takes to see a difference so large"
+    )
+    parser.add_argument("--markdown", action="store_true", help="print a table for a page")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -26,7 +39,11 @@ def run(args: argparse.Namespace) -> None:
     """Compare with the first recipe that is named."""
     from maskconnect.experiments.compare import sides_of
 
-    baseline, *others = sides_of([args.baseline, *args.runs] if args.baseline is not None else args.runs)
+    if args.on not in SETS:
+        raise unknown_name("--on", args.on, SETS)
+    if args.see is not None and not 0 < args.see < math.inf:
+        raise ConfigError(f"--see is {args.see}; it must be a difference above 0, such as 0.5.")
+    baseline, *others = sides_of([args.baseline, *args.runs] if args.baseline is not None else args.runs, args.on)
     differences = [side.against(baseline) for side in others]
     if args.json:
         found = [
@@ -37,17 +54,32 @@ def run(args: argparse.Namespace) -> None:
                 "difference": d.mean if d.count else None,
                 "interval": d.interval,
                 "verdict": d.verdict,
+                "deviation": d.deviation,
             }
+            | ({} if args.see is None else {"pairs_needed": d.pairs_to_see(args.see)})
             for side, d in zip(others, differences, strict=True)
         ]
         print(json.dumps({"baseline": {"label": baseline.label, "accuracy": baseline.accuracy}, "others": found}))
         return
     from maskconnect.cli.table import show_table
+    from maskconnect.experiments.layout import Table
 
-    rows = [(baseline.label, f"{len(baseline.accuracy)}", baseline.statistic.text(), "", "", "the baseline")]
+    rows: list[tuple[str, ...]] = [
+        (baseline.label, f"{len(baseline.accuracy)}", baseline.statistic.text(), "", "", "the baseline")
+    ]
     for side, d in zip(others, differences, strict=True):
         interval = "" if d.interval is None else f"{d.interval[0]:+.2f} to {d.interval[1]:+.2f}"
         mean = f"{d.mean:+.2f}" if d.count else ""
         rows.append((side.label, f"{len(side.accuracy)}", side.statistic.text(), mean, interval, d.verdict))
-    show_table(("", "seeds", "test accuracy, %", "difference", "95 % interval", ""), rows, right=(1, 2, 3, 4))
-    print("\nAccuracy is that of the last epoch. Differences are of equal seeds, intervals Student's.")
+    head: tuple[str, ...] = ("", "seeds", f"{args.on} accuracy, %", "difference", "95 % interval", "")
+    notes = ["Accuracy is that of the last epoch. Differences are of equal seeds, intervals Student's."]
+    if args.see is not None:
+        head += (f"pairs to see {args.see:g}",)
+        needed = ["", *(f"{d.pairs_to_see(args.see) or ''}" for d in differences)]
+        rows = [(*row, pairs) for row, pairs in zip(rows, needed, strict=True)]
+        notes.append(f"Of experiments with so many pairs, four of five would show a true difference of {args.see:g}.")
+    if args.markdown:
+        print(Table("", head, tuple(rows), tuple(notes)).markdown().partition("\n\n")[2], end="")
+        return
+    show_table(head, rows, right=(1, 2, 3, 4, 6))
+    print("\n" + "\n".join(notes))

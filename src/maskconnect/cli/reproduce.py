@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from maskconnect.cli.sweep import add_engine, engine_of
+from maskconnect.cli.sweep import add_engine, add_keep, engine_of
 from maskconnect.cli.train import add_options, program
 from maskconnect.cli.verb import add_verb
 from maskconnect.errors import ConfigError, unknown_name
@@ -44,6 +44,7 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
         "--controls", default="", metavar="NAMES", help="also random, retrained, shuffled, sum; see docs/claims.md"
     )
     parser.add_argument("--results", type=Path, metavar="FILE", help="also keep the table in this Markdown file")
+    add_keep(parser)
     add_engine(parser)
     add_options(parser)
 
@@ -148,6 +149,7 @@ def reproduce(experiment: Experiment, args: argparse.Namespace) -> int:
     """Run what is missing, show the table or draw the figure; 1 if some runs failed."""
     from maskconnect.experiments.controls import controls_of, wired_cells, with_controls
     from maskconnect.experiments.grid import seeds_of
+    from maskconnect.experiments.kept import Kept
     from maskconnect.experiments.record import check_place
     from maskconnect.experiments.sweep import run_cells
     from maskconnect.training.show import usual
@@ -164,12 +166,13 @@ def reproduce(experiment: Experiment, args: argparse.Namespace) -> int:
     out = args.out or Path("runs/reproduce") / f"{experiment.name}-{args.scale}"
     print(f"{experiment.title}, {args.scale} scale", flush=True)
     ours = {"experiment": experiment.name, "scale": args.scale}
+    kept = None if args.keep is None else Kept(args.keep)
     try:
-        outcomes = run_cells(cells, out, ours, engine=engine, show=usual())
+        outcomes = run_cells(cells, out, ours, engine=engine, show=usual(), kept=kept)
         more, gaps = wired_cells(rows, outcomes, out)
         outcomes += gaps
         if more:
-            outcomes += run_cells(more, out, ours, engine=engine, show=usual())
+            outcomes += run_cells(more, out, ours, engine=engine, show=usual(), kept=kept)
     except Stopped as stopped:
         print(f"stopped by {stopped}; all is saved. The same command again goes on.", flush=True)
         return stopped.exit_code
@@ -200,7 +203,8 @@ def show_result(experiment: Experiment, outcomes: Sequence[Outcome], out: Path, 
     print()
     show_table(table.head, table.rows, right=range(2, 7))
     print("\n" + "\n".join(table.notes))
-    figures = draw(experiment, [outcome.folder for outcome in outcomes if outcome.summary is not None], out, args.scale)
+    folders = [outcome.folder for outcome in outcomes if outcome.summary is not None and outcome.folder.is_dir()]
+    figures = draw(experiment, folders, out, args.scale)
     print(f"\nIn {out}: {', '.join([*written, *figures])}. To look at the runs:")
     print(f"  {program()} report {shlex.quote(str(out))} --out report")
     if args.results is not None and all(outcome.summary is not None for outcome in outcomes):

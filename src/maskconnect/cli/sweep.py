@@ -20,6 +20,7 @@ ENGINES = ("local", "slurm")
 EXAMPLE = """sweep quick/digits --fan-in 1..8 --seeds 3
   maskconnect sweep paper/cifar100-resnet38-learned --fan-in 1..17 --seeds 4 --data data --jobs 2
   maskconnect sweep quick/digits --over phase.learn.mask_lr=0.1,0.3,1 --over model.fan_in=2,4 --seeds 0,7
+  maskconnect sweep quick/digits --seeds 30 --keep results      small files to commit; another sitting goes on from them
   maskconnect sweep quick/digits --seeds 8 --engine slurm --slurm partition=cpu --slurm cpus-per-task=4
 
 The same command again goes on: runs that have ended are not run again. More seeds or values may be added."""
@@ -46,8 +47,19 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     where = parser.add_argument_group("where")
     where.add_argument("--data", type=Path, metavar="DIR", help="the folder that the data set is in (default: data)")
     where.add_argument("--out", type=Path, metavar="DIR", help="a folder for all runs (default: runs/RECIPE-sweep)")
+    add_keep(where)
     add_engine(parser)
     add_options(parser)
+
+
+def add_keep(group: argparse._ActionsContainer) -> None:
+    """Add the place for results that outlive their folders."""
+    group.add_argument(
+        "--keep",
+        type=Path,
+        metavar="DIR",
+        help="keep each result as a small JSON file there; a run whose result is kept counts as done",
+    )
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
@@ -69,6 +81,7 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the grid, and show what came of it; 1 if some cells failed."""
     from maskconnect.experiments.grid import Grid, field_and_values, seeds_of, values_of
+    from maskconnect.experiments.kept import Kept
     from maskconnect.experiments.results import table, write_results
     from maskconnect.experiments.sweep import sweep
     from maskconnect.training.show import usual
@@ -79,8 +92,9 @@ def run(args: argparse.Namespace) -> int:
     grid = Grid(recipe=args.recipe, settings=tuple(args.settings), over=tuple(over), seeds=seeds_of(args.seeds))
     cells = grid.cells()
     out = args.out or Path("runs") / f"{cells[0].recipe.name.replace('/', '-')}-sweep"
+    kept = None if args.keep is None else Kept(args.keep)
     try:
-        outcomes = sweep(grid, out, engine=engine_of(args, len(cells)), show=usual())
+        outcomes = sweep(grid, out, engine=engine_of(args, len(cells)), show=usual(), kept=kept)
     except Stopped as stopped:
         print(f"stopped by {stopped}; all is saved. The same command again goes on.", flush=True)
         return stopped.exit_code

@@ -4,6 +4,7 @@ Shape letters: T targets, S candidate sources; x_j is the input of target j, y_k
 
     sum    x_j = sum_k m_jk y_k              dl/dm_jk = <dl/dx_j, y_k>
     mean   x_j = (1/K_j) sum_k m_jk y_k      dl/dm_jk = (1/K_j) <dl/dx_j, y_k>       K_j a constant (D1)
+    root   the same with 1/sqrt(K_j), which keeps the variance of sources that have nothing in common
 
 The gradient by the mask is taken at *every* candidate, active or not; the sum runs over the active ones only,
 so an inactive source is never read forward and receives no gradient.
@@ -11,6 +12,7 @@ so an inactive source is never read forward and receives no gradient.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import reduce
 from typing import Any
@@ -22,8 +24,13 @@ from maskconnect.core.align import layout_of
 from maskconnect.core.reference import is_reference
 
 
-def total(sources: Sequence[Tensor], divisor: int) -> Tensor:
-    """The sum of `sources`, divided by `divisor` (1, or how many they are); one source is returned as it is."""
+def divisor_of(aggregation: str, sources: int) -> float:
+    """By what a sum of so many sources is divided."""
+    return {"mean": sources, "sum": 1, "root": math.sqrt(sources)}[aggregation]
+
+
+def total(sources: Sequence[Tensor], divisor: float) -> Tensor:
+    """The sum of `sources`, divided by `divisor` (1 at least); one source is returned as it is."""
     first, *others = sources
     if not others:
         return first
@@ -36,7 +43,7 @@ def total(sources: Sequence[Tensor], divisor: int) -> Tensor:
     return x.to(dtype)
 
 
-def masked_total(mask_S: Tensor, active: Sequence[bool], divisor: int, sources: Sequence[Tensor]) -> Tensor:
+def masked_total(mask_S: Tensor, active: Sequence[bool], divisor: float, sources: Sequence[Tensor]) -> Tensor:
     """The same over the active ones of `sources`, with a gradient for every entry of the mask."""
     if is_reference():
         return _readable(mask_S, active, divisor, sources)
@@ -44,7 +51,7 @@ def masked_total(mask_S: Tensor, active: Sequence[bool], divisor: int, sources: 
     return x
 
 
-def _readable(mask_S: Tensor, active: Sequence[bool], divisor: int, sources: Sequence[Tensor]) -> Tensor:
+def _readable(mask_S: Tensor, active: Sequence[bool], divisor: float, sources: Sequence[Tensor]) -> Tensor:
     """Eq. 1 as it is written: every source times its entry of the mask; one that is not finite spoils x even at 0."""
     sources = [y if on else y.detach() for y, on in zip(sources, active, strict=True)]
     x: Tensor = reduce(torch.add, [m * y for m, y in zip(mask_S, sources, strict=True)])
@@ -53,7 +60,7 @@ def _readable(mask_S: Tensor, active: Sequence[bool], divisor: int, sources: Seq
 
 class _MaskedTotal(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, mask_S: Tensor, active: tuple[bool, ...], divisor: int, *sources: Tensor) -> Tensor:
+    def forward(ctx: Any, mask_S: Tensor, active: tuple[bool, ...], divisor: float, *sources: Tensor) -> Tensor:
         ctx.mask_dtype, ctx.active, ctx.divisor = mask_S.dtype, active, divisor
         ctx.save_for_backward(*sources)
         read = [y for y, on in zip(sources, active, strict=True) if on]

@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
+from maskconnect.core.aggregate import divisor_of
 from maskconnect.core.graphs import CONVOLUTIONS, NORMS, graph_module, is_ours, is_plain, is_simple_sequence
 from maskconnect.core.inputs import cloned
 from maskconnect.core.plan import Axes, Plan, Step, Subsample, Wanted, alive_blocks, is_argument
@@ -104,7 +105,7 @@ class Chain:
         return self.graph.call_method("clone", (x,)) if self.plan.tensors else self.graph.call_function(cloned, (x,))
 
     def _aggregate(self, sources: list[fx.Node]) -> fx.Node:
-        """One source as it is; the sum or the mean of several; or what the user's own aggregation makes of any."""
+        """One source as it is; the sum of several, divided; or what the user's own aggregation makes of any."""
         aggregation = self.stack.aggregation
         if callable(aggregation):
             kind = self.stack.masks.real.dtype
@@ -123,8 +124,8 @@ class Chain:
             x = self.graph.call_method("to", (x, self.graph.call_function(torch.promote_types, (dtype, torch.float32))))
         for y in others:
             x = self.graph.call_function(operator.add, (x, y))
-        if aggregation == "mean":
-            x = self.graph.call_function(operator.truediv, (x, len(sources)))
+        if (divisor := divisor_of(aggregation, len(sources))) != 1:
+            x = self.graph.call_function(operator.truediv, (x, divisor))
         return x if dtype is None else self.graph.call_method("to", (x, dtype))
 
     def _aligned(self, sources: Sequence[fx.Node], how: Subsample | Wanted) -> fx.Node:

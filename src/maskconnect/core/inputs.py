@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from maskconnect.core.aggregate import masked_total, total
+from maskconnect.core.aggregate import divisor_of, masked_total, total
 from maskconnect.core.binary import BinaryMasks
 from maskconnect.core.layerwise import Layer, LayerAggregation, Reader
 from maskconnect.core.outputs import Outputs
@@ -65,13 +65,15 @@ class Inputs:
         active = [k in read for k in self.candidates[target]]
         if callable(self.aggregation):
             return self.aggregation([y if on else _detached(y) for y, on in zip(sources, active, strict=True)], row)
-        return masked_total(row, active, len(read) if self.aggregation == "mean" else 1, sources)
+        assert isinstance(self.aggregation, str)
+        return masked_total(row, active, divisor_of(self.aggregation, len(read)), sources)
 
     def _active(self, sources: list[Any]) -> Any:
         """The aggregate of sources that are all active."""
         if callable(self.aggregation):
             return self.aggregation(sources, self.real.new_ones(len(sources)))
-        return total(sources, len(sources) if self.aggregation == "mean" else 1)
+        assert isinstance(self.aggregation, str)
+        return total(sources, divisor_of(self.aggregation, len(sources)))
 
     def layer(self, number: int, outputs: Outputs) -> dict[int, Any]:
         """The inputs of all modules of a layer, made together, by the flat number of the module."""

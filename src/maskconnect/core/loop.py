@@ -12,16 +12,23 @@ from torch.optim import Optimizer
 
 from maskconnect.core.masks import ConnectivityMasks
 from maskconnect.core.stack import MaskedStack
-from maskconnect.errors import ConfigError
+from maskconnect.errors import ConfigError, unknown_name
+
+GRADIENTS = ("plain", "centred", "direction")
+"""What masks are updated with: dl/dm, that less its mean over the candidates of a target, or the direction of that."""
 
 
-def param_groups(model: nn.Module, lr: float, mask_lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
+def param_groups(
+    model: nn.Module, lr: float, mask_lr: float, weight_decay: float = 0.0, *, mask_momentum: float = 0.0
+) -> list[dict[str, Any]]:
     """Two groups for any torch optimizer: the weights, and the real masks with a rate of their own.
 
-    The masks have no momentum and no weight decay (D8). Their group stays when they are frozen, so that the state of an
-    optimizer from before fits one made after; a model of fixed connectivity has the first group only.
+    The masks have no weight decay, and no momentum unless they are given some (D8). Their group stays when they are
+    frozen, so that the state of an optimizer from before fits one made after; a model of fixed connectivity has the
+    first group only.
     """
-    for name, value in (("lr", lr), ("mask_lr", mask_lr), ("weight_decay", weight_decay)):
+    rates = {"lr": lr, "mask_lr": mask_lr, "weight_decay": weight_decay, "mask_momentum": mask_momentum}
+    for name, value in rates.items():
         if isinstance(value, bool | str) or not hasattr(value, "__float__") or not 0 <= float(value) < math.inf:
             raise ConfigError(f"{name} is {value!r}; it must be a number of 0 or more.")
     masks = masks_of(model)
@@ -30,17 +37,20 @@ def param_groups(model: nn.Module, lr: float, mask_lr: float, weight_decay: floa
     learned = [m.real for m in masks if m.learned]
     groups: list[dict[str, Any]] = [{"params": weights, "lr": lr, "weight_decay": weight_decay}]
     if learned:
-        groups.append({"params": learned, "lr": mask_lr, "weight_decay": 0.0, "momentum": 0.0})
+        groups.append({"params": learned, "lr": mask_lr, "weight_decay": 0.0, "momentum": mask_momentum})
     return groups
 
 
-def attach(optimizer: Optimizer, model: nn.Module) -> None:
+def attach(optimizer: Optimizer, model: nn.Module, *, gradient: str = "plain") -> None:
     """Make every `optimizer.step()` update the masks of `model` as step 3 of Algorithm 1 does.
 
     m~ <- clip(m~ - lr * dl/dm, 0, 1), with the lr of the group that holds m~, so schedulers apply. SGD takes that
     step itself and the masks are only clipped after it; what any other optimizer did to them is undone first,
-    because it rescales gradients (D15).
+    because it rescales gradients (D15). `gradient` is "plain", as in the paper; "centred", less its mean over the
+    candidates of a target; or "direction", that with length 1, so that the rate is how far a mask goes in a step.
     """
+    if gradient not in GRADIENTS:
+        raise unknown_name("gradient", gradient, GRADIENTS)
     if not isinstance(optimizer, Optimizer):
         raise ConfigError(f"optimizer is a {type(optimizer).__name__}; call mc.attach(optimizer, model).")
     masks = [m for m in masks_of(model) if not m.is_frozen]
@@ -55,15 +65,21 @@ def attach(optimizer: Optimizer, model: nn.Module) -> None:
     def remember() -> None:
         before.update({id(m): m.real.detach().clone() for m in masks})
 
-    def prepare(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def look() -> None:
         remember()
+        for m in masks:
+            if not m.is_frozen:
+                m.shape_gradient_(gradient)
+
+    def prepare(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
+            look()
             return args, kwargs
 
         def noted() -> Any:
             loss = closure()
-            remember()  # the forward pass in the closure has normalised the masks
+            look()  # the forward pass in the closure has normalised the masks
             return loss
 
         return args[:1], {**kwargs, "closure": noted}

@@ -50,6 +50,7 @@ class ConnectivityMasks(nn.Module):
         self._fan_in_T = torch.tensor(fan_in, dtype=torch.int64, device="cpu")
         self.generator = torch.Generator().manual_seed(seed)
         self.learned = fixed is None
+        self.temperature = 1.0  # of the draws: 1 is the paper's, 0 takes the top-K itself
         self._fixed: BinaryMasks | None = None
         self._seen: tuple[int, int] | None = None
 
@@ -95,7 +96,13 @@ class ConnectivityMasks(nn.Module):
         real_TS = self._on_host()
         normalize_(real_TS, self._candidate_TS)
         self.real.copy_(real_TS)
-        mask_TS = draw_distinct(real_TS, self._candidate_TS, self._fan_in_T, generator=self.generator)
+        if not self.temperature:
+            top = self.top()
+            self.binary.copy_(top.mask_TS)
+            return top
+        mask_TS = draw_distinct(
+            real_TS, self._candidate_TS, self._fan_in_T, generator=self.generator, temperature=self.temperature
+        )
         self.binary.copy_(mask_TS)
         return self._meaning(mask_TS)
 
@@ -115,6 +122,18 @@ class ConnectivityMasks(nn.Module):
         """The binary mask of each target, whose gradient the real masks receive as their own."""
         sizes = [len(self.candidates[target]) for target in self.layout.targets]
         return straight_through(self.real, masks.mask_TS, sizes)
+
+    @torch.no_grad()
+    def shape_gradient_(self, kind: str) -> None:
+        """Take from the gradient of each mask its mean over candidates; make it 1 long if its direction counts."""
+        if kind == "plain" or self.real.grad is None:
+            return
+        grad_TS, candidate_TS = self.real.grad, self._candidate_TS.to(self.real.device)
+        mean_T1 = grad_TS.sum(dim=1, keepdim=True) / candidate_TS.sum(dim=1, keepdim=True)
+        grad_TS.sub_(mean_T1 * candidate_TS)
+        if kind == "direction":
+            length_T1 = grad_TS.norm(dim=1, keepdim=True)
+            grad_TS.div_(torch.where(length_T1 > 0, length_T1, 1.0))
 
     @torch.no_grad()
     def clip_(self) -> None:

@@ -49,7 +49,7 @@ class Outputs:
         if not isinstance(y, Tensor):
             if self.only_tensors:
                 raise ConnectivityError(
-                    f"{self.layout.name(k)} returned a {type(y).__name__}; the aggregations mean and sum need tensors. "
+                    f"{self.layout.name(k)} returned a {type(y).__name__}; built-in aggregations need tensors. "
                     "Pass aggregation=fn(sources, mask)."
                 )
             return y

@@ -33,9 +33,9 @@ class MaskedStack(nn.Module):
             branches of the layer before: `[[[], []], [[0], [0, 1]]]`.
         connectivity: "learned", or fixed: "prev" (the module before), "full" (all candidates), "random"
             (K of them, seeded), or an explicit wiring in the form of `wiring`, such as `mc.wiring_of` returns.
-        aggregation: "mean", "sum", or a callable `fn(sources, mask) -> x`, differentiable in the mask, in which a
-            source of mask 0 adds nothing. While learning it gets all candidates and a mask of zeros and ones;
-            otherwise only the active ones and a mask of ones.
+        aggregation: "mean", "sum", "root" (the sum over the root of K), or a callable `fn(sources, mask) -> x`,
+            differentiable in the mask, in which a source of mask 0 adds nothing. While learning it gets all candidates
+            and a mask of zeros and ones; otherwise only the active ones and a mask of ones.
         align: `fn(source, shape) -> tensor`, where outputs differ in shape in a way that subsampling and
             zero-padded channels do not mend. `shape` is the output shape of the module just before the target.
         mask_init: where the real masks start: "uniform", or how much less likely each candidate is than the next nearer

@@ -6,18 +6,17 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from maskconnect.errors import CheckpointError, ConfigError
+from maskconnect.errors import ConfigError
+from maskconnect.experiments.kept import find_results
 from maskconnect.recipes import Recipe
 from maskconnect.recipes.naming import labels_of, wiring_name, without_seed
-from maskconnect.training.folder import DATA, RunFolder, find_runs
 from maskconnect.training.statistics import Difference, Statistic, difference_by_seed, statistic
 
 
 @dataclass(frozen=True)
 class Side:
-    """Runs of one recipe: the test accuracy of each seed, in %."""
+    """Runs of one recipe: the accuracy of each seed, in %."""
 
     label: str
     accuracy: dict[int, float]
@@ -32,23 +31,21 @@ class Side:
         return difference_by_seed(self.accuracy, baseline.accuracy)
 
 
-def sides_of(places: Sequence[Path]) -> list[Side]:
+def sides_of(places: Sequence[Path], on: str = "test") -> list[Side]:
     """The runs by recipe, in the order in which they were named; all must be of the same test images.
+
+    `on` is "test", or "validation" where a choice is to be made.
 
     Runs that have not ended are left out, unless they were named themselves.
     """
     found: list[tuple[tuple[Recipe, str], Recipe, dict[int, float]]] = []
     tested: dict[str, Path] = {}
-    for path in find_runs(places):
-        folder = RunFolder(path)
-        if not folder.finished and path not in places:
-            continue
-        accuracy, images = _accuracy(folder.summary(), path), _images(folder)
-        if tested and images not in tested:
+    for result in find_results(places):
+        path, recipe, accuracy = result.place, result.recipe, result.accuracy(on)
+        if tested and result.images not in tested:
             other = next(iter(tested.values()))
             raise ConfigError(f"{other} and {path} were tested on different images; there is nothing to compare.")
-        tested[images] = path
-        recipe = folder.recipe()
+        tested[result.images] = path
         kind = _kind(recipe, path)
         same = next((members for other, _, members in found if other == kind), None)
         if same is None:
@@ -74,23 +71,9 @@ def _kind(recipe: Recipe, path: Path) -> tuple[Recipe, str]:
     plain = without_seed(recipe)
     if isinstance(recipe.model.connectivity, str):
         return plain, ""
-    origin = re.sub(r"[-_]?seed=?\d+", "", path.name)
+    origin = re.sub(r"[-_]?seed=?\d+", "", path.name.removesuffix(".json"))
     return replace(plain, model=replace(plain.model, connectivity="full")), origin or "given"
 
 
 def _name(recipe: Recipe, origin: str) -> str:
     return wiring_name(recipe.model) if not origin else f"{wiring_name(recipe.model)} ({origin})"
-
-
-def _accuracy(summary: dict[str, Any], path: Path) -> float:
-    try:
-        return float(summary["test"]["top1"])
-    except (KeyError, TypeError, ValueError):
-        raise CheckpointError(f"{path / 'summary.json'} has no test accuracy; it is damaged.") from None
-
-
-def _images(folder: RunFolder) -> str:
-    try:
-        return str(folder.json(DATA)["test"]["sha256"])
-    except (KeyError, TypeError):
-        raise CheckpointError(f"{folder.path / DATA} does not say which images it was tested on.") from None

@@ -85,7 +85,7 @@ def wired_cells(rows: Iterable[Row], outcomes: Sequence[Outcome], out: Path) -> 
 
 def _wired(row: Row, cell: Cell, outcome: Outcome, out: Path) -> Cell:
     seed, layout = outcome.cell.recipe.seed, outcome.cell.recipe.model.layout()
-    plain = RunFolder(outcome.folder).json("wiring.json")
+    plain = outcome.result.wiring if outcome.result else RunFolder(outcome.folder).json("wiring.json")
     if row.control == "shuffled":
         plain = layout.to_plain(shuffled(layout, layout.from_plain(plain, what="wiring.json"), seed))
     place = out / WIRINGS / f"{cell.name}.json"

@@ -23,7 +23,11 @@ Written by `maskconnect reproduce`, never by hand: each section is replaced when
 def provenance(outcomes: Sequence[Outcome], command: str) -> list[str]:
     """What the numbers come from: the command, the recipes, seeds, dates, commits and machines of the runs."""
     ended = [outcome for outcome in outcomes if outcome.summary is not None]
-    starts = [start for outcome in ended for start in RunFolder(outcome.folder).starts()]
+    starts = [
+        start
+        for outcome in ended
+        for start in (outcome.result.starts if outcome.result is not None else RunFolder(outcome.folder).starts())
+    ]
     recipes = dict.fromkeys(" ".join([o.cell.source, *o.cell.settings]) for o in outcomes)
     seeds = sorted({outcome.cell.recipe.seed for outcome in ended})
     dates = sorted(str(start.get("time", ""))[:10] for start in starts)

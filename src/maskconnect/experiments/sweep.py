@@ -17,6 +17,7 @@ from typing import Any
 from maskconnect.errors import ConfigError, MaskConnectError
 from maskconnect.experiments.engine import LOGS, Engine, Job
 from maskconnect.experiments.grid import Cell, Grid
+from maskconnect.experiments.kept import Kept, Result
 from maskconnect.training.files import LOCK, lock, write_atomically
 from maskconnect.training.folder import RunFolder
 from maskconnect.training.show import Silent, duration
@@ -37,6 +38,7 @@ class Outcome:
     folder: Path
     summary: dict[str, Any] | None  # None: there is no result
     why: str = ""  # there is none
+    result: Result | None = None  # as it is kept; the folder may be gone then
 
 
 @dataclass(frozen=True)
@@ -57,26 +59,34 @@ class Overall:
         return f"{self.ended} of {self.steps:.0f} runs have ended, {self.running} at work{waiting}{left}"
 
 
-def sweep(grid: Grid, out: Path, *, engine: Engine, show: Silent) -> list[Outcome]:
+def sweep(grid: Grid, out: Path, *, engine: Engine, show: Silent, kept: Kept | None = None) -> list[Outcome]:
     """Run what is missing of a grid; raises `Stopped` after SIGTERM or Ctrl-C, when all runs have saved."""
     recipe = str(Path(grid.recipe).resolve()) if ".toml" in grid.recipe else grid.recipe
     ours = {"recipe": recipe, "settings": list(grid.settings), "over": [field for field, _ in grid.over]}
-    return run_cells(grid.cells(), out, ours, engine=engine, show=show)
+    return run_cells(grid.cells(), out, ours, engine=engine, show=show, kept=kept)
 
 
-def run_cells(cells: Sequence[Cell], out: Path, ours: dict[str, Any], *, engine: Engine, show: Silent) -> list[Outcome]:
-    """Run what is missing of some cells, in a folder that is known by `ours`."""
+def run_cells(
+    cells: Sequence[Cell],
+    out: Path,
+    ours: dict[str, Any],
+    *,
+    engine: Engine,
+    show: Silent,
+    kept: Kept | None = None,
+) -> list[Outcome]:
+    """Run what is missing of some cells, in a folder that is known by `ours`; what is `kept` is not missing."""
     with ExitStack() as stack:
         claim(ours, out, stack)
         engine.check(out)
-        todo = [cell for cell in cells if not _finished(cell, out)]
+        todo = [cell for cell in cells if not (_is_kept(cell, kept) or _finished(cell, out, kept))]
         ended = len(cells) - len(todo)
         before = f"; {ended} {'has' if ended == 1 else 'have'} ended before" if ended else ""
         show.line(f"{len(cells)} run{'s' * (len(cells) > 1)} in {out}, {engine.about}{before}")
         requests = stack.enter_context(StopRequests())
         stack.enter_context(show)
-        failed = Runner(engine, out, todo, len(cells), show, requests).run()
-    return [_outcome(cell, out, failed) for cell in cells]
+        failed = Runner(engine, out, todo, len(cells), show, requests, kept).run()
+    return [_outcome(cell, out, failed, kept) for cell in cells]
 
 
 def claim(ours: dict[str, Any], out: Path, stack: ExitStack) -> None:
@@ -118,11 +128,18 @@ def _list(out: Path) -> dict[str, Any]:
     return found
 
 
-def _finished(cell: Cell, out: Path) -> bool:
-    """Whether a cell has ended; an error if its folder holds a run of another recipe."""
+def _is_kept(cell: Cell, kept: Kept | None) -> bool:
+    """Whether a cell has ended in an earlier sitting, whose folders may be gone."""
+    return kept is not None and kept.get(cell.recipe) is not None
+
+
+def _finished(cell: Cell, out: Path, kept: Kept | None) -> bool:
+    """Whether a cell has ended, which is then kept; an error if its folder holds a run of another recipe."""
     folder = RunFolder(out / cell.name)
     if (folder.path / "metrics.jsonl").exists() and (other := _other_recipe(folder, cell)):
         raise ConfigError(other)
+    if folder.finished and kept is not None:
+        kept.keep(folder)
     return folder.finished
 
 
@@ -135,28 +152,36 @@ def _other_recipe(folder: RunFolder, cell: Cell) -> str:
     return ""
 
 
-def _outcome(cell: Cell, out: Path, failed: dict[str, str]) -> Outcome:
-    folder = RunFolder(out / cell.name)
+def _outcome(cell: Cell, out: Path, failed: dict[str, str], kept: Kept | None) -> Outcome:
+    folder, known = RunFolder(out / cell.name), None if kept is None else kept.get(cell.recipe)
     if cell.name in failed:
         return Outcome(cell, folder.path, None, failed[cell.name])
     try:
-        summary = folder.summary()
+        summary = folder.summary() if known is None else known.summary
         numbers = summary["test"]["top1"], summary["parameters"]["pruned"], summary["seconds"]
         if not all(isinstance(number, int | float) for number in numbers):
             raise TypeError
     except (MaskConnectError, KeyError, TypeError):
-        return Outcome(cell, folder.path, None, f"{folder.path / 'summary.json'} is damaged")
-    return Outcome(cell, folder.path, summary)
+        place = folder.path / "summary.json" if known is None else known.place
+        return Outcome(cell, folder.path, None, f"{place} is damaged")
+    return Outcome(cell, folder.path, summary, result=known)
 
 
 class Runner:
     """Gives the cells of a sweep to an engine, and sees them end."""
 
     def __init__(
-        self, engine: Engine, out: Path, todo: list[Cell], total: int, show: Silent, requests: StopRequests
+        self,
+        engine: Engine,
+        out: Path,
+        todo: list[Cell],
+        total: int,
+        show: Silent,
+        requests: StopRequests,
+        kept: Kept | None,
     ) -> None:
         self.engine, self.out, self.todo, self.total = engine, out, list(todo), total
-        self.show, self.requests = show, requests
+        self.show, self.requests, self.kept = show, requests, kept
         self.running: list[Job] = []
         self.failed: dict[str, str] = {}
         self.ended = total - len(todo)  # with a result or without
@@ -214,6 +239,8 @@ class Runner:
         if end == 0 and folder.finished and not other:
             self.work += 1 - job.done_before
             test = folder.summary()["test"]["top1"]
+            if self.kept is not None:
+                self.kept.keep(folder)
             self.show.line(f"[{self.ended}/{self.total}] {job.cell.name}: test accuracy {test:.2f} %")
         elif self.requests.asked is None:
             self.failed[job.cell.name] = why = other or job.reason(end)

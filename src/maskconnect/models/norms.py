@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from maskconnect.core.reference import first_order
-from maskconnect.models.wide import images_at_a_time, parts
+from maskconnect.models.wide import few_pixels, images_at_a_time, parts, times, together
 
 LEAST_DIGITS = 1000
 """How many times above rounding a folded variance must be; below, the readable path takes it of the outputs."""
@@ -218,7 +218,11 @@ class _Covariances(torch.autograd.Function):
         few = images_at_a_time(h_NCVP, C * V * V)
         products_CVV = h_NCVP.new_zeros(C, V, V, dtype=exact)
         for part in parts(N, few):
-            products_CVV += (h_NCVP[part] @ h_NCVP[part].mT).sum(0, dtype=exact)
+            if few_pixels(h_NCVP):
+                h_CVP = together(h_NCVP[part])
+                products_CVV += h_CVP @ h_CVP.mT
+            else:
+                products_CVV += (h_NCVP[part] @ h_NCVP[part].mT).sum(0, dtype=exact)
         return (products_CVV / (N * P)).to(h_NCVP.dtype)
 
     @staticmethod
@@ -226,7 +230,9 @@ class _Covariances(torch.autograd.Function):
     def backward(ctx: Any, grad_CVV: Tensor) -> Tensor:
         (h_NCVP,) = ctx.saved_tensors
         N, _, _, P = h_NCVP.shape
-        return torch.matmul((grad_CVV + grad_CVV.mT) / (N * P), h_NCVP)
+        dh_NCVP = torch.empty_like(h_NCVP)
+        times((grad_CVV + grad_CVV.mT) / (N * P), h_NCVP, out=dh_NCVP)
+        return dh_NCVP
 
 
 def exact_dtype(x: Tensor) -> torch.dtype:

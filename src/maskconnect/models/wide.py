@@ -34,6 +34,9 @@ IN_CACHE = 16 * 2**20
 ELSEWHERE = 256 * 2**20
 """The same on other devices, where to start an operation is dear."""
 
+FEW_PIXELS = 16
+"""Up to how many pixels an image is small."""
+
 
 @dataclass(frozen=True)
 class Factors:
@@ -98,7 +101,7 @@ class _Join(torch.autograd.Function):
             _mix(m_TC, f, out=x_NTOP[part])
             x_NTOP[part].clamp_min_(0)
             if b_TRO is not None and u_NTRP is not None:
-                _times(b_TRO, x_NTOP[part], out=u_NTRP[part])
+                times(b_TRO, x_NTOP[part], out=u_NTRP[part])
         ctx.share, ctx.learning, ctx.lean = share, learning, again is not None
         ctx.branches_of_s = 0 if s_NCOP is None else s_NCOP.shape[1]
         ctx.set_materialize_grads(False)
@@ -138,7 +141,7 @@ class _Join(torch.autograd.Function):
             x = x_NTOP[part] if again is None else _mixed(m_TC, f)
             dx = _some(dx_NTOP, part)
             if du_NTRP is not None and db_BTRO is not None:
-                _times(b_TRO.mT, du_NTRP[part], out=g, plus=dx)
+                times(b_TRO.mT, du_NTRP[part], out=g, plus=dx)
                 _add_products(db_BTRO, du_NTRP[part], x)
                 dx = g
             torch.ops.aten.threshold_backward.grad_input(dx, x, 0, grad_input=g)
@@ -149,7 +152,7 @@ class _Join(torch.autograd.Function):
             if 0 < ctx.branches_of_s < C:
                 torch.sum(df, 1, keepdim=True, out=ds_NCOP[part])
             _add_products(da_BCOV, df, h)
-            _times(a_CVO, df, out=dh_NCVP[part])
+            times(a_CVO, df, out=dh_NCVP[part])
         return (
             dh_NCVP,
             da_BCOV.sum(0) / ctx.share,
@@ -201,9 +204,9 @@ def parts(images: int, few: int) -> Iterator[slice]:
 def _branches(h: Tensor, a_COV: Tensor, s: Tensor | None, share: float, *, out: Tensor) -> None:
     """f of every branch."""
     if s is not None and s.shape[1] == h.shape[1]:
-        _times(a_COV, h, out=out, plus=s, share=share)
+        times(a_COV, h, out=out, plus=s, share=share)
         return
-    _times(a_COV, h, out=out)
+    times(a_COV, h, out=out)
     if s is not None:
         out.add_(s, alpha=share)
 
@@ -213,13 +216,16 @@ def _mix(m: Tensor, f: Tensor, out: Tensor) -> None:
     torch.bmm(_for_each(m, len(f)), f.flatten(2), out=out.flatten(2))
 
 
-def _times(weight: Tensor, x: Tensor, *, out: Tensor, plus: Tensor | None = None, share: float = 1.0) -> None:
+def times(weight: Tensor, x: Tensor, *, out: Tensor, plus: Tensor | None = None, share: float = 1.0) -> None:
     """Every branch of every image multiplied by the weight of the branch; `plus` what is to be added, times `share`."""
     if len(x) > 1 and not _is_small(weight, out):
+        if few_pixels(x):
+            y_COBP = torch.bmm(weight, together(x)).view(*weight.shape[:2], len(x), -1)
+            y_BCOP = y_COBP.permute(2, 0, 1, 3)
+            out.copy_(y_BCOP) if plus is None else torch.add(y_BCOP, plus, alpha=share, out=out)
+            return
         for n in range(len(x)):
-            _times(
-                weight, x[n : n + 1], out=out[n : n + 1], plus=None if plus is None else plus[n : n + 1], share=share
-            )
+            times(weight, x[n : n + 1], out=out[n : n + 1], plus=None if plus is None else plus[n : n + 1], share=share)
         return
     factors = weight if len(x) == 1 else _for_each(weight, len(x)).flatten(0, 1), x.flatten(0, 1)
     if plus is None:
@@ -232,11 +238,23 @@ def _add_products(total: Tensor, a: Tensor, b: Tensor) -> None:
     """Add to `total` the products of a with b, transposed, for every branch of every image: to one for all images, or
     to one for each.
     """
-    if len(total) == 1:
+    if len(total) == 1 and few_pixels(a):
+        total[0].baddbmm_(together(a), together(b).mT)
+    elif len(total) == 1:
         for n in range(len(a)):
             total[0].baddbmm_(a[n], b[n].mT)
     else:
         total[: len(a)].flatten(0, 1).baddbmm_(a.flatten(0, 1), b.flatten(0, 1).mT)
+
+
+def few_pixels(x: Tensor) -> bool:
+    """Whether images are so small that products of single ones are slow: better all in one, for a copy."""
+    return x.shape[-1] <= FEW_PIXELS
+
+
+def together(x_BCVP: Tensor) -> Tensor:
+    """The pixels of all images in one row, CV(BP)."""
+    return x_BCVP.permute(1, 2, 0, 3).flatten(2)
 
 
 def _is_small(weight: Tensor, wide: Tensor) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from maskconnect.core.arguments import decay_of, fan_in_of_targets, fixed_sources
+from maskconnect.core.loop import GRADIENTS
 from maskconnect.core.wiring import Layout
 from maskconnect.data.augment import Augmentation
 from maskconnect.data.catalog import NAMES
@@ -68,7 +69,7 @@ class Network:
     cardinality: int | None = None  # of resnext: branches of a module
     fan_in: int | None = None  # K
     connectivity: Any = "learned"  # or "prev", "full", "random", or an explicit wiring
-    aggregation: str | None = None  # resnet: "mean", "sum"; resnext: "residual", "mean", "sum"; None: the first of them
+    aggregation: str | None = None  # resnet: "mean", "sum", "root"; resnext: "residual", "mean", "sum"; None: the first
     norm: str | None = None  # of resnext: "branch" (the default) or "sum"
     stem: str = "cifar"  # or "mini", "imagenet"
     mask_init: str | float = "uniform"
@@ -130,15 +131,18 @@ class Training:
     weight_decay: float
     momentum: float = 0.9
     nesterov: bool = False
+    mask_gradient: str = "plain"  # what masks are updated with: "plain" as in the paper, "centred" or "direction"
+    mask_momentum: float = 0.0
     norm_group: int | None = None  # batch norm sees so many images at a time, as on one GPU of the paper; else all
     accumulate: int = 1  # a batch goes through the network in so many parts, to save memory
     reestimate: int = 0  # by so many batches are batch-norm statistics found anew for the frozen wiring (D11)
-    evaluate_every: int = 1  # epochs; the last one of a phase is always evaluated
+    evaluate_every: int = 1  # epochs, and after the last one of a phase; 0: after the last one of all only
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "accumulate", "evaluate_every"):
+        for name in ("batch_size", "accumulate"):
             _at_least(1, f"training.{name}", getattr(self, name))
-        _at_least(0, "training.reestimate", self.reestimate)
+        for name in ("reestimate", "evaluate_every"):
+            _at_least(0, f"training.{name}", getattr(self, name))
         if self.norm_group is not None:
             _at_least(2, "training.norm_group", self.norm_group)
         if self.accumulate > self.batch_size:
@@ -146,8 +150,11 @@ class Training:
                 f"training.accumulate is {self.accumulate}; a batch of {self.batch_size} has no so many parts."
             )
         _rate("training.weight_decay", self.weight_decay)
-        if not 0 <= self.momentum < 1:
-            raise ConfigError(f"training.momentum is {self.momentum}; it must be at least 0 and below 1.")
+        for name in ("momentum", "mask_momentum"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"training.{name} is {getattr(self, name)}; it must be at least 0 and below 1.")
+        if self.mask_gradient not in GRADIENTS:
+            raise unknown_name("training.mask_gradient", self.mask_gradient, GRADIENTS)
         if self.nesterov and not self.momentum:
             raise ConfigError("training.nesterov needs a training.momentum above 0.")
 
@@ -160,11 +167,16 @@ class Phase:
     epochs: int
     lr: float
     mask_lr: float = 0.0
+    temperature: float = 1.0  # of the draws: 1 as in the paper, 0 takes the top-K itself
+    cool_to: float | None = None  # the temperature goes from there to here, step by step
 
     def __post_init__(self) -> None:
         _at_least(1, f"phase.{self.name}.epochs", self.epochs)
         _rate(f"phase.{self.name}.lr", self.lr)
         _rate(f"phase.{self.name}.mask_lr", self.mask_lr)
+        _rate(f"phase.{self.name}.temperature", self.temperature)
+        if self.cool_to is not None:
+            _rate(f"phase.{self.name}.cool_to", self.cool_to)
 
 
 @dataclass(frozen=True, kw_only=True)

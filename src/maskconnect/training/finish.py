@@ -27,7 +27,12 @@ SIDE = 64
 
 
 def finish(
-    recipe: Recipe, folder: RunFolder, state: State, images: Prepared, predictions: Predictions
+    recipe: Recipe,
+    folder: RunFolder,
+    state: State,
+    images: Prepared,
+    predictions: Predictions,
+    validation: dict[str, Any] | None,
 ) -> dict[str, Any]:
     """Write the final files, the summary last, and return it."""
     network = state.network
@@ -35,12 +40,14 @@ def finish(
     folder.write_tensors(INPUT, {"mean": images.mean.cpu()})
     folder.write_tensors(PREDICTIONS, _predictions(predictions, images.test.images))
     folder.write_json(CLASSES, list(images.classes))
-    summary = summarise(recipe, state, predictions)
+    summary = summarise(recipe, state, predictions, validation)
     folder.write_json("summary.json", summary)
     return summary
 
 
-def summarise(recipe: Recipe, state: State, predictions: Predictions) -> dict[str, Any]:
+def summarise(
+    recipe: Recipe, state: State, predictions: Predictions, validation: dict[str, Any] | None
+) -> dict[str, Any]:
     """What came of the run. Accuracies are of the last epoch; the best epoch stands apart, with what chose it (D12)."""
     counts, pruned = count_parameters(state.network), pruned_parameters(state.network)
     learning = [tally for phase, tally in zip(recipe.phase, state.phases, strict=True) if phase.mask_lr]
@@ -52,6 +59,7 @@ def summarise(recipe: Recipe, state: State, predictions: Predictions) -> dict[st
         "connectivity": recipe.model.connectivity if isinstance(recipe.model.connectivity, str) else "explicit",
         "fan_in": recipe.model.fan_in,
         "test": asdict(predictions.scores()),
+        "validation": validation,
         "best": state.best,
         "freeze": state.freeze,
         "parameters": {

@@ -60,6 +60,10 @@ class Judge:
         """Of the test set."""
         return predict(self.network, self.images.test, self.machine, self.check, self.ranks)
 
+    def validation(self) -> Found | None:
+        """Scores of the validation set, if there is one."""
+        return None if self.images.validation is None else self.scores("validation")
+
     def scores(self, part: str) -> Found:
         """Loss, top-1 and top-5 of a set."""
         batches = self.images.test if part == "test" else self.images.validation

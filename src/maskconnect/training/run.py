@@ -122,7 +122,7 @@ class Run:
             self.fix_wiring()
             if not self.finite:
                 raise MaskConnectError("the weights are not finite after the last step; begin anew with lower rates.")
-            predictions = self.judge.predictions()
+            predictions, validation = self.judge.predictions(), self.judge.validation()
         except (Stopped, RuntimeError) as error:
             if not isinstance(error, Stopped):  # a loader's workers may have been told to end before the run was
                 if self.requests.asked is None or "DataLoader worker" not in str(error):
@@ -135,7 +135,9 @@ class Run:
         finally:
             self.board.close()
         self.count_time()
-        finished = self.ranks.on_first(lambda: finish(self.recipe, self.folder, self.state, self.images, predictions))
+        finished = self.ranks.on_first(
+            lambda: finish(self.recipe, self.folder, self.state, self.images, predictions, validation)
+        )
         return cast(dict[str, Any], finished)
 
     def check(self) -> None:
@@ -221,6 +223,8 @@ class Run:
     def step(self, forward: nn.Module, x: Tensor, y: Tensor) -> Step:
         """Algorithm 1 for one batch; `mc.attach` clips the masks after the optimizer's step."""
         optimizer, scaler, parts = self.state.optimizer, self.state.scaler, self.recipe.training.accumulate
+        for masks in masks_of(self.network):
+            masks.temperature = self.schedule.temperature
         before = [buffer.clone() for buffer in statistics(self.network)] if self.how.skip_nonfinite else []
         count = self.images.train.images_of(self.state.position.batch)
         step = gradients(

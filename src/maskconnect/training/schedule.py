@@ -52,7 +52,20 @@ class Schedule:
     @property
     def evaluated(self) -> bool:
         """Whether the present epoch ends with an evaluation."""
-        return self.last_of_phase or (self.epoch + 1) % self.recipe.training.evaluate_every == 0
+        every = self.recipe.training.evaluate_every
+        if not every:
+            return self.epoch + 1 == self.recipe.epochs
+        return self.last_of_phase or (self.epoch + 1) % every == 0
+
+    @property
+    def temperature(self) -> float:
+        """Of the draws of the present step."""
+        first, last = self.phase.temperature, self.phase.cool_to
+        if last is None:
+            return first
+        steps = self.phase.epochs * self.batches
+        done = self.position.epoch * self.batches + self.position.batch
+        return first + (last - first) * done / max(1, steps - 1)
 
     def labels(self) -> dict[str, Any]:
         """What a line of metrics is of."""

@@ -88,7 +88,13 @@ class State:
 def new_state(network: nn.Module, recipe: Recipe, scaler: torch.amp.GradScaler | None) -> State:
     """The state at the start: nothing has been trained."""
     training, first = recipe.training, recipe.phase[0]
-    groups = param_groups(network, lr=first.lr, mask_lr=first.mask_lr, weight_decay=training.weight_decay)
+    groups = param_groups(
+        network,
+        lr=first.lr,
+        mask_lr=first.mask_lr,
+        weight_decay=training.weight_decay,
+        mask_momentum=training.mask_momentum,
+    )
     optimizer = SGD(groups, lr=first.lr, momentum=training.momentum, nesterov=training.nesterov)
-    attach(optimizer, network)
+    attach(optimizer, network, gradient=training.mask_gradient)
     return State(network=network, optimizer=optimizer, scaler=scaler, phases=[Tally() for _ in recipe.phase])

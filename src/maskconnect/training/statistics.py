@@ -34,6 +34,11 @@ class Difference:
     count: int
     mean: float
     interval: tuple[float, float] | None  # of 95 %; None where pairs do not vary, or there is one only
+    deviation: float | None = None  # of the pairs; None where there is one only
+
+    def pairs_to_see(self, difference: float) -> int | None:
+        """How many pairs it takes to see a difference so large; None where nobody knows how much pairs vary."""
+        return None if self.interval is None or self.deviation is None else pairs_needed(self.deviation, difference)
 
     @property
     def verdict(self) -> str:
@@ -57,8 +62,29 @@ def paired_difference(ours: Sequence[float], theirs: Sequence[float]) -> Differe
     mean = fmean(differences)
     if max(differences) - min(differences) < 1e-9:
         return Difference(count, mean, None)
-    half = student_quantile(0.975, count - 1) * stdev(differences) / math.sqrt(count)
-    return Difference(count, mean, (mean - half, mean + half))
+    deviation = stdev(differences)
+    half = student_quantile(0.975, count - 1) * deviation / math.sqrt(count)
+    return Difference(count, mean, (mean - half, mean + half), deviation)
+
+
+def pairs_needed(deviation: float, difference: float) -> int:
+    """How many pairs leave zero out of the interval of 95 % in four of five experiments, if `difference` is the truth.
+
+    The power calculation of a paired t-test, by Student's quantiles in the place of normal ones: the smallest n with
+    (t(0.975) + t(0.8)) * deviation / sqrt(n) <= difference.
+    """
+
+    def visible(n: int) -> float:
+        return (student_quantile(0.975, n - 1) + student_quantile(0.8, n - 1)) * deviation / math.sqrt(n)
+
+    high = 2
+    while visible(high) > difference:
+        high *= 2
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if middle >= 2 and visible(middle) <= difference else (middle, high)
+    return high
 
 
 def difference_by_seed(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference:

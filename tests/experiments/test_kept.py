@@ -1,0 +1,90 @@
+"""Results that are kept as small files: counted as done, compared, and never mistaken for another run's."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import runs
+
+from maskconnect.experiments.kept import Kept, find_results, of_file
+from maskconnect.training.folder import RunFolder
+
+SHORT = [f"--set=phase.{name}.epochs=1" for name in ("learn", "freeze", "fine", "finer")]
+VALIDATION = "--set=data.validation=100"
+
+
+@pytest.fixture
+def recipe(tmp_path, monkeypatch):
+    """The recipe of the tests as a file in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    runs.tiny(tmp_path)
+    return "tiny.toml"
+
+
+def test_a_kept_result_counts_as_done_when_the_run_is_gone(recipe, type_in, tmp_path):
+    words = ["sweep", recipe, *SHORT, VALIDATION, "--fan-in", "1,2", "--out", "grid", "--keep", "kept"]
+    code, said, errors = type_in(*words)
+    assert (code, errors) == (0, "")
+    files = sorted(path.name for path in (tmp_path / "kept").iterdir())
+    assert len(files) == 2
+    table = said[said.index("model.fan_in") :]
+    shutil.rmtree(tmp_path / "grid")
+    code, said, errors = type_in(*words)
+    assert (code, errors) == (0, "")
+    assert "2 have ended before" in said
+    assert said[said.index("model.fan_in") :] == table
+    assert not list((tmp_path / "grid").glob("fan_in*")), "nothing was run"
+    code, said, _ = type_in("compare", "kept", "--on", "validation", "--json")
+    assert code == 0
+    kept = [json.loads(path.read_text()) for path in sorted((tmp_path / "kept").iterdir())]
+    accuracies = [result["summary"]["validation"]["top1"] for result in kept]
+    found = json.loads(said)
+    assert [found["baseline"]["accuracy"]["0"], found["others"][0]["accuracy"]["0"]] == accuracies
+    assert sorted(result["summary"]["fan_in"] for result in kept) == [1, 2]
+
+
+def test_only_the_very_same_run_is_done(tmp_path):
+    recipe = runs.tiny(tmp_path, *(f"phase.{name}.epochs=1" for name in ("learn", "freeze", "fine", "finer")))
+    runs.run(recipe, tmp_path / "run")
+    kept = Kept(tmp_path / "kept")
+    place = kept.keep(RunFolder(tmp_path / "run"))
+    again = Kept(tmp_path / "kept")
+    assert again.get(replace(recipe, name="other", about="whatever it is called")).place == place
+    assert again.get(replace(recipe, seed=1)) is None
+    assert again.get(replace(recipe, training=replace(recipe.training, momentum=0.5))) is None
+    result = of_file(place)
+    assert result.summary == RunFolder(tmp_path / "run").summary()
+    assert result.wiring == RunFolder(tmp_path / "run").json("wiring.json")
+    assert place.stat().st_size < 5000
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "cannot be read"),
+        ("{}", "is no kept result"),
+        ('{"format": 2}', "is no kept result"),
+        ('{"format": 1, "recipe": {}, "summary": {}, "starts": []}', "is damaged"),
+    ],
+)
+def test_a_file_that_is_none_is_named(recipe, type_in, tmp_path, content, said):
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept/one.json").write_text(content)
+    for words in (["compare", "kept/one.json"], ["sweep", recipe, "--keep", "kept"]):
+        code, _, errors = type_in(*words)
+        assert code == 2
+        assert "one.json" in errors
+        assert said in errors
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_without_validation_images_is_not_compared_on_them(recipe, type_in, tmp_path):
+    runs.run(runs.tiny(tmp_path, *(word.removeprefix("--set=") for word in SHORT)), tmp_path / "run")
+    code, _, errors = type_in("compare", "run", "--on", "validation")
+    assert code == 2
+    assert "run has no validation images; its recipe must set data.validation" in errors
+    code, _, errors = type_in("compare", "run", "--on", "train")
+    assert code == 2
+    assert "--on is 'train'" in errors
+    assert [result.place.name for result in find_results([tmp_path / "run"])] == ["run"]
