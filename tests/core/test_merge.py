@@ -130,7 +130,7 @@ def wirings(draw, count=6):
     return [[], *(sorted(draw(st.sets(st.integers(0, j - 1), min_size=1, max_size=4))) for j in range(1, count))]
 
 
-@given(wirings(), st.sampled_from(["mean", "sum"]))
+@given(wirings(), st.sampled_from(["mean", "sum", "root"]))
 @settings(max_examples=60, deadline=None)
 def test_sums_that_are_shared_and_padded_once_are_the_same_sums_with_no_more_additions(wiring, aggregation):
     stack = mc.MaskedStack(conv_blocks(), connectivity=wiring, aggregation=aggregation).double()

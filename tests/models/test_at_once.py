@@ -160,6 +160,17 @@ def test_a_few_images_at_a_time_are_as_good_as_all(monkeypatch):
     assert_same(apart, together)
 
 
+@pytest.mark.parametrize("pixels", [0, 10_000])
+def test_small_images_in_one_product_are_as_good_as_one_by_one(monkeypatch, pixels):
+    usual = network()
+    other = copy.deepcopy(usual)
+    y = one_step(usual)
+    monkeypatch.setattr("maskconnect.models.wide.FEW_PIXELS", pixels)
+    monkeypatch.setattr("maskconnect.models.wide._is_small", lambda *_: False)  # as where weights are many
+    assert largest_difference(one_step(other), y) < 1e-11
+    assert_same(other, usual)
+
+
 def test_in_single_precision_it_is_as_near_to_the_truth_as_the_readable_path():
     model = network(dtype=torch.float32)
     truth, readable = copy.deepcopy(model).double(), copy.deepcopy(model)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import maskconnect as mc
+from maskconnect.core.masks import ConnectivityMasks
 from maskconnect.errors import CheckpointError, ConfigError
 from maskconnect.recipes import load
 from maskconnect.training.again import evaluate_run, load_run
@@ -172,6 +173,7 @@ def test_with_a_validation_set_the_best_epoch_is_chosen_there(tmp_path):
     assert summary["best"]["chosen_on"] == "validation"
     assert summary["best"]["test"] == best["test"]
     assert summary["test"] == lines[-1]["test"]
+    assert summary["validation"] == lines[-1]["validation"]
 
 
 def test_batch_norm_statistics_can_be_found_anew(tmp_path):
@@ -183,6 +185,28 @@ def test_batch_norm_statistics_can_be_found_anew(tmp_path):
 def test_epochs_are_evaluated_as_often_as_the_recipe_says(tmp_path):
     runs.run(runs.tiny(tmp_path, "training.evaluate_every=4"), tmp_path / "run")
     assert [line["epoch"] for line in runs.epochs_of(tmp_path / "run") if "test" in line] == [2, 4, 5, 6]
+
+
+def test_a_run_may_be_evaluated_at_its_end_only(tmp_path):
+    summary = runs.run(runs.tiny(tmp_path, "training.evaluate_every=0"), tmp_path / "run")
+    assert [line["epoch"] for line in runs.epochs_of(tmp_path / "run") if "test" in line] == [6]
+    assert summary["best"]["test"] == summary["test"]
+    assert summary["validation"] is None
+
+
+def test_draws_cool_down_step_by_step(tmp_path, monkeypatch):
+    seen, draw = [], ConnectivityMasks.draw
+
+    def noted(masks):
+        seen.append(masks.temperature)
+        return draw(masks)
+
+    monkeypatch.setattr(ConnectivityMasks, "draw", noted)
+    recipe = runs.tiny(tmp_path, "phase.learn.temperature=0.8", "phase.learn.cool_to=0.0", "training.evaluate_every=0")
+    runs.run(recipe, tmp_path / "run")
+    found = list(dict.fromkeys(seen))  # those of evaluations are as in the last step
+    assert len(found) > 2
+    assert found == pytest.approx([0.8 * (1 - step / (len(found) - 1)) for step in range(len(found))])
 
 
 @pytest.mark.parametrize(
