@@ -5,6 +5,7 @@ Shape letters: T targets, S candidate sources; x_j is the input of target j, y_k
     sum    x_j = sum_k m_jk y_k              dl/dm_jk = <dl/dx_j, y_k>
     mean   x_j = (1/K_j) sum_k m_jk y_k      dl/dm_jk = (1/K_j) <dl/dx_j, y_k>       K_j a constant (D1)
     root   the same with 1/sqrt(K_j), which keeps the variance of sources that have nothing in common
+    scaled x_j = sum_k m_jk a_jk y_k         dl/dm_jk = a_jk <dl/dx_j, y_k>          a_jk learned, at first 1/K_j
 
 The gradient by the mask is taken at *every* candidate, active or not; the sum runs over the active ones only,
 so an inactive source is never read forward and receives no gradient.
@@ -26,7 +27,7 @@ from maskconnect.core.reference import is_reference
 
 def divisor_of(aggregation: str, sources: int) -> float:
     """By what a sum of so many sources is divided."""
-    return {"mean": sources, "sum": 1, "root": math.sqrt(sources)}[aggregation]
+    return {"mean": sources, "sum": 1, "root": math.sqrt(sources), "scaled": 1}[aggregation]
 
 
 def total(sources: Sequence[Tensor], divisor: float) -> Tensor:
@@ -41,6 +42,18 @@ def total(sources: Sequence[Tensor], divisor: float) -> Tensor:
     if divisor > 1:
         x = x / divisor if x.is_nested else x.div_(divisor)
     return x.to(dtype)
+
+
+def scaled_total(sources: Sequence[Tensor], scale_S: Tensor, mask_S: Tensor | None = None) -> Tensor:
+    """The sum of `sources`, each times a scale that is learned; with a mask, of those that it makes active."""
+    if is_reference():
+        factor_S = scale_S if mask_S is None else scale_S * mask_S
+        active = [True] * len(sources) if mask_S is None else (mask_S != 0).tolist()
+        given = [y if on else y.detach() for y, on in zip(sources, active, strict=True)]
+        readable: Tensor = reduce(torch.add, [a * y for a, y in zip(factor_S, given, strict=True)])
+        return readable
+    x: Tensor = _ScaledTotal.apply(mask_S, scale_S, *sources)  # type: ignore[no-untyped-call]
+    return x
 
 
 def masked_total(mask_S: Tensor, active: Sequence[bool], divisor: float, sources: Sequence[Tensor]) -> Tensor:
@@ -78,6 +91,36 @@ class _MaskedTotal(torch.autograd.Function):
             grad_S = torch.stack(_inner_products(grad_x, sources)).to(ctx.mask_dtype)
         wanted = zip(sources, ctx.active, ctx.needs_input_grad[3:], strict=True)
         return grad_S, None, None, *(grad_x.to(y.dtype) if on and needs else None for y, on, needs in wanted)
+
+
+class _ScaledTotal(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, mask_S: Tensor | None, scale_S: Tensor, *sources: Tensor) -> Tensor:
+        ctx.active = (True,) * len(sources) if mask_S is None else tuple((mask_S != 0).tolist())
+        ctx.save_for_backward(scale_S, *sources)
+        first, *others = [(a, y) for a, y, on in zip(scale_S, sources, ctx.active, strict=True) if on]
+        x: Tensor = first[1] * first[0].to(first[1].dtype)
+        for a, y in others:
+            x.addcmul_(y, a.to(y.dtype))
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad_x: Tensor) -> tuple[Tensor | None, ...]:
+        scale_S, *sources = ctx.saved_tensors
+        if grad_x.dim() == 4:
+            grad_x = grad_x.contiguous(memory_format=layout_of(sources[0]))
+        learning = ctx.needs_input_grad[0]
+        needed = [y for y, on in zip(sources, ctx.active, strict=True) if on or learning]
+        products = iter(_inner_products(grad_x, needed))
+        product_S = torch.stack([next(products) if on or learning else grad_x.new_zeros(()) for on in ctx.active])
+        product_S = product_S.to(scale_S.dtype)
+        active_S = torch.tensor(ctx.active, device=scale_S.device)
+        wanted = zip(scale_S, sources, ctx.active, ctx.needs_input_grad[2:], strict=True)
+        return (
+            scale_S * product_S if learning else None,
+            torch.where(active_S, product_S, 0),
+            *(grad_x * a.to(y.dtype) if on and needs else None for a, y, on, needs in wanted),
+        )
 
 
 def _inner_products(a: Tensor, others: Sequence[Tensor]) -> list[Tensor]:

@@ -12,7 +12,7 @@ from maskconnect.core.wiring import Layout, Sources, random_sources
 from maskconnect.errors import ConfigError, ConnectivityError, integer, unknown_name
 
 CONNECTIVITIES = ("learned", "prev", "full", "random")
-AGGREGATIONS = ("mean", "sum", "root")
+AGGREGATIONS = ("mean", "sum", "root", "scaled")
 
 
 def check_options(aggregation: Any, align: Any, seed: Any) -> None:

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from maskconnect.core.aggregate import divisor_of
 from maskconnect.core.graphs import CONVOLUTIONS, NORMS, graph_module, is_ours, is_plain, is_simple_sequence
-from maskconnect.core.inputs import cloned
+from maskconnect.core.inputs import active_places, cloned
 from maskconnect.core.plan import Axes, Plan, Step, Subsample, Wanted, alive_blocks, is_argument
 from maskconnect.core.stack import MaskedStack
 
@@ -48,7 +48,7 @@ class Chain:
             if step.how is not None:
                 last = self._aligned(sources, step.how)
             else:
-                last = self._aggregate(sources) if sources else self.x
+                last = self._aggregate(sources, step.number) if sources else self.x
                 if step.number < len(self.places):
                     layer, branch = self.places[step.number]
                     path = f"blocks.{layer}.{branch}" if self.stack.layout.layered else f"blocks.{layer}"
@@ -104,7 +104,22 @@ class Chain:
     def _copied(self, x: fx.Node) -> fx.Node:
         return self.graph.call_method("clone", (x,)) if self.plan.tensors else self.graph.call_function(cloned, (x,))
 
-    def _aggregate(self, sources: list[fx.Node]) -> fx.Node:
+    def _scaled(self, sources: list[fx.Node], target: int) -> fx.Node:
+        """The sum of sources, each times its scale."""
+        stack, name = self.stack, f"scales{target}"
+        assert stack.scales is not None
+        places = active_places(stack.masks.candidates[target], stack.masks.settled().sources[target])
+        row = stack.scales.detach()[target - stack.layout.targets.start, places]
+        self.root.register_parameter(name, nn.Parameter(row.clone()))
+        scales = self.graph.get_attr(name)
+        factors = [self.graph.call_function(operator.getitem, (scales, place)) for place in range(len(sources))]
+        scaled = [self.graph.call_function(operator.mul, pair) for pair in zip(sources, factors, strict=True)]
+        x = scaled[0]
+        for y in scaled[1:]:
+            x = self.graph.call_function(operator.add, (x, y))
+        return x
+
+    def _aggregate(self, sources: list[fx.Node], target: int) -> fx.Node:
         """One source as it is; the sum of several, divided; or what the user's own aggregation makes of any."""
         aggregation = self.stack.aggregation
         if callable(aggregation):
@@ -116,6 +131,8 @@ class Chain:
             if isinstance(aggregation, nn.Module):
                 return self.graph.call_module("aggregation", (sources, ones))
             return self.graph.call_function(_function(aggregation), (sources, ones))
+        if aggregation == "scaled":
+            return self._scaled(sources, target)
         first, *others = sources
         if not others:
             return first

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from maskconnect.core.aggregate import divisor_of, masked_total, total
+from maskconnect.core.aggregate import divisor_of, masked_total, scaled_total, total
 from maskconnect.core.binary import BinaryMasks
 from maskconnect.core.layerwise import Layer, LayerAggregation, Reader
 from maskconnect.core.outputs import Outputs
@@ -28,6 +28,7 @@ class Inputs:
     real: Tensor
     rows: tuple[Tensor, ...] | None  # the binary mask of each target, while masks are learned
     aggregation: str | Callable[[Sequence[Any], Tensor], Any] | LayerAggregation
+    scales: Tensor | None = None  # learned ones of all candidates of all targets, if the aggregation has such
 
     @property
     def by_layer(self) -> bool:
@@ -53,7 +54,7 @@ class Inputs:
         if self.rows is not None:
             x, shared = self._masked(target, sources), True
         else:
-            x, shared = self._active(sources), self.masks.readers[self.masks.sources[target][0]] > 1
+            x, shared = self._active(sources, target), self.masks.readers[self.masks.sources[target][0]] > 1
         # A module may change its input in place, which must not reach the other readers of a lone source.
         return cloned(x) if shared and any(x is y for y in sources) else x
 
@@ -65,13 +66,23 @@ class Inputs:
         active = [k in read for k in self.candidates[target]]
         if callable(self.aggregation):
             return self.aggregation([y if on else _detached(y) for y, on in zip(sources, active, strict=True)], row)
+        if (scale_S := self._scale(target)) is not None:
+            return scaled_total(sources, scale_S, row)
         assert isinstance(self.aggregation, str)
         return masked_total(row, active, divisor_of(self.aggregation, len(read)), sources)
 
-    def _active(self, sources: list[Any]) -> Any:
-        """The aggregate of sources that are all active."""
+    def _scale(self, target: int) -> Tensor | None:
+        """The learned scales of the candidates of a target."""
+        if self.scales is None:
+            return None
+        return self.scales[target - self.layout.targets.start, : len(self.candidates[target])]
+
+    def _active(self, sources: list[Any], target: int | None = None) -> Any:
+        """The aggregate of sources that are all active; without a target, as the output of the stack."""
         if callable(self.aggregation):
             return self.aggregation(sources, self.real.new_ones(len(sources)))
+        if target is not None and (scale_S := self._scale(target)) is not None:
+            return scaled_total(sources, scale_S[active_places(self.candidates[target], self.masks.sources[target])])
         assert isinstance(self.aggregation, str)
         return total(sources, divisor_of(self.aggregation, len(sources)))
 
@@ -133,6 +144,11 @@ class Inputs:
         alive = {branch for branch, k in enumerate(members) if self.masks.alive[k]}
         inputs: list[Any] = self.aggregation(layer, found, alive, readers)
         return inputs
+
+
+def active_places(candidates: Sequence[int], sources: Sequence[int]) -> list[int]:
+    """Where in a row of candidates those are that are read."""
+    return [candidates.index(k) for k in sources]
 
 
 def _detached(y: Any) -> Any:

@@ -19,6 +19,7 @@ from maskconnect.core.inflight import InFlight, backward_pass
 from maskconnect.core.inputs import Inputs
 from maskconnect.core.masks import ConnectivityMasks
 from maskconnect.core.outputs import Shapes
+from maskconnect.errors import ConfigError
 
 
 class MaskedStack(nn.Module):
@@ -33,9 +34,10 @@ class MaskedStack(nn.Module):
             branches of the layer before: `[[[], []], [[0], [0, 1]]]`.
         connectivity: "learned", or fixed: "prev" (the module before), "full" (all candidates), "random"
             (K of them, seeded), or an explicit wiring in the form of `wiring`, such as `mc.wiring_of` returns.
-        aggregation: "mean", "sum", "root" (the sum over the root of K), or a callable `fn(sources, mask) -> x`,
-            differentiable in the mask, in which a source of mask 0 adds nothing. While learning it gets all candidates
-            and a mask of zeros and ones; otherwise only the active ones and a mask of ones.
+        aggregation: "mean", "sum", "root" (the sum over the root of K), "scaled" (a learned factor a connection, first
+            1/K; of a list of modules only), or a callable `fn(sources, mask) -> x`, differentiable in the mask, in
+            which a source of mask 0 adds nothing. While learning it gets all candidates and a mask of zeros and ones;
+            otherwise only the active ones and a mask of ones.
         align: `fn(source, shape) -> tensor`, where outputs differ in shape in a way that subsampling and
             zero-padded channels do not mend. `shape` is the output shape of the module just before the target.
         mask_init: where the real masks start: "uniform", or how much less likely each candidate is than the next nearer
@@ -67,7 +69,12 @@ class MaskedStack(nn.Module):
         if fixed is not None:
             counts = [len(fixed[target]) for target in self.layout.targets]
         decay = decay_of(mask_init)
+        self.scales: nn.Parameter | None = None
         self.masks = ConnectivityMasks(self.layout, candidates, counts or [], fixed=fixed, decay=decay, seed=int(seed))
+        if aggregation == "scaled":
+            if self.layout.layered:
+                raise ConfigError("aggregation is 'scaled'; that is for a list of modules, not for a list of lists.")
+            self.scales = nn.Parameter(self.masks.real.new_ones(self.masks.real.shape) / self.masks.fan_in[:, None])
         self._in_flight, self._growth = InFlight(), GrowthWatch()
         self._shapes: dict[Any, Shapes] = {}  # the output shapes of all modules, by those of the stack's input
 
@@ -102,6 +109,7 @@ class MaskedStack(nn.Module):
             real=self.masks.real,
             rows=self.masks.rows(masks) if learning else None,
             aggregation=self.aggregation,
+            scales=self.scales,
         )
 
     def end(self, inputs: Inputs, second: Any, output: Any) -> None:

@@ -89,8 +89,8 @@ def resnet(
         num_classes: how many scores come out.
         fan_in: K, the number of blocks that a block reads. Not needed where `connectivity` says it.
         connectivity: "learned", "prev" (plain ResNet), "random", "full", or an explicit wiring.
-        aggregation: of what a block reads: "mean", "root" (the sum over the root of K), or "sum" as the paper
-            writes it, which explodes (D1).
+        aggregation: of what a block reads: "mean", "root" (the sum over the root of K), "scaled" (a learned
+            factor a connection, at first 1/K), or "sum" as the paper writes it, which explodes (D1).
         stem: "cifar" (3x3), "mini" (3x3 and a max pool) or "imagenet" (7x7 and a max pool, bottleneck blocks).
         in_channels: of the images.
         mask_init: where the real masks start, as in `mc.MaskedStack`.
