@@ -13,7 +13,7 @@ from typing import Any
 
 from maskconnect.errors import CheckpointError, ConfigError
 from maskconnect.experiments.grid import folder_name
-from maskconnect.recipes import Recipe, write
+from maskconnect.recipes import Recipe, load, write
 from maskconnect.recipes.fields import read
 from maskconnect.recipes.write import assignments
 from maskconnect.training.files import write_atomically
@@ -112,8 +112,9 @@ class Kept:
         return self.found.get(key_of(recipe))
 
     def keep(self, folder: RunFolder) -> Path:
-        """Keep what came of a run."""
+        """Keep what came of a run; an error if that is damaged."""
         result = of_run(folder)
+        result.accuracy()
         recipe = replace(result.recipe, about="", paper=None)
         content = {
             "format": FORMAT,
@@ -135,10 +136,10 @@ class Kept:
     def _place(self, recipe: Recipe) -> Path:
         """A file for a run; another where the name is taken by another run, as of a recipe that is not ours."""
         name, key = name_of(recipe), key_of(recipe)
-        taken = {result.place.name for other, result in self.found.items() if other != key}
-        if f"{name}.json" in taken:
-            name += f"-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
-        return self.place / f"{name}.json"
+        place = self.place / f"{name}.json"
+        if place.exists() and key_of(of_file(place).recipe) != key:
+            place = self.place / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:8]}.json"
+        return place
 
 
 def key_of(recipe: Recipe) -> str:
@@ -150,8 +151,6 @@ def name_of(recipe: Recipe) -> str:
     """What the file of a run is called: its recipe, what was changed in it, and the seed."""
     changed: list[str] = []
     with suppress(ConfigError):  # a recipe from a file that is not here
-        from maskconnect.recipes import load
-
         own, usual = (assignments(write(r)) for r in (recipe, load(recipe.name)))
         differing = [key for key in own if key not in ("about", "seed") and own[key] != usual.get(key)]
         changed = [f"{key.rpartition('.')[2]}={own[key].strip(chr(34))}" for key in differing]

@@ -9,12 +9,12 @@ import json
 import signal
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from maskconnect.errors import ConfigError, MaskConnectError
+from maskconnect.errors import CheckpointError, ConfigError, MaskConnectError
 from maskconnect.experiments.engine import LOGS, Engine, Job
 from maskconnect.experiments.grid import Cell, Grid
 from maskconnect.experiments.kept import Kept, Result
@@ -138,9 +138,16 @@ def _finished(cell: Cell, out: Path, kept: Kept | None) -> bool:
     folder = RunFolder(out / cell.name)
     if (folder.path / "metrics.jsonl").exists() and (other := _other_recipe(folder, cell)):
         raise ConfigError(other)
-    if folder.finished and kept is not None:
-        kept.keep(folder)
+    if folder.finished:
+        _keep(folder, kept)
     return folder.finished
+
+
+def _keep(folder: RunFolder, kept: Kept | None) -> None:
+    """Keep what came of a run, unless it is damaged, as its outcome will say."""
+    if kept is not None:
+        with suppress(CheckpointError):
+            kept.keep(folder)
 
 
 def _other_recipe(folder: RunFolder, cell: Cell) -> str:
@@ -239,8 +246,7 @@ class Runner:
         if end == 0 and folder.finished and not other:
             self.work += 1 - job.done_before
             test = folder.summary()["test"]["top1"]
-            if self.kept is not None:
-                self.kept.keep(folder)
+            _keep(folder, self.kept)
             self.show.line(f"[{self.ended}/{self.total}] {job.cell.name}: test accuracy {test:.2f} %")
         elif self.requests.asked is None:
             self.failed[job.cell.name] = why = other or job.reason(end)
