@@ -9,6 +9,11 @@ Shape letters: T targets, S candidate sources; x_j is the input of target j, y_k
 
 The gradient by the mask is taken at *every* candidate, active or not; the sum runs over the active ones only,
 so an inactive source is never read forward and receives no gradient.
+
+That gradient has a part which says no more than that x_j should be smaller or larger: of sources that point the way of
+x_j it is in proportion to their length. With `credit="new"` it is left out, y_k counts without its part along x_j:
+
+    dl/dm_jk = (1/K_j) <dl/dx_j, y_k - (<y_k, x_j> / <x_j, x_j>) x_j>
 """
 
 from __future__ import annotations
@@ -56,25 +61,33 @@ def scaled_total(sources: Sequence[Tensor], scale_S: Tensor, mask_S: Tensor | No
     return x
 
 
-def masked_total(mask_S: Tensor, active: Sequence[bool], divisor: float, sources: Sequence[Tensor]) -> Tensor:
+def masked_total(
+    mask_S: Tensor, active: Sequence[bool], divisor: float, sources: Sequence[Tensor], credit: str = "whole"
+) -> Tensor:
     """The same over the active ones of `sources`, with a gradient for every entry of the mask."""
     if is_reference():
-        return _readable(mask_S, active, divisor, sources)
-    x: Tensor = _MaskedTotal.apply(mask_S, tuple(active), divisor, *sources)  # type: ignore[no-untyped-call]
+        return _readable(mask_S, active, divisor, sources, credit)
+    x: Tensor = _MaskedTotal.apply(mask_S, tuple(active), divisor, credit, *sources)  # type: ignore[no-untyped-call]
     return x
 
 
-def _readable(mask_S: Tensor, active: Sequence[bool], divisor: float, sources: Sequence[Tensor]) -> Tensor:
+def _readable(mask_S: Tensor, active: Sequence[bool], divisor: float, sources: Sequence[Tensor], credit: str) -> Tensor:
     """Eq. 1 as it is written: every source times its entry of the mask; one that is not finite spoils x even at 0."""
     sources = [y if on else y.detach() for y, on in zip(sources, active, strict=True)]
-    x: Tensor = reduce(torch.add, [m * y for m, y in zip(mask_S, sources, strict=True)])
-    return x / divisor
+    x: Tensor = reduce(torch.add, [m * y for m, y in zip(mask_S, sources, strict=True)]) / divisor
+    if credit == "new":  # takes from the gradient by the mask, and adds nothing
+        along = [m * (y * x).sum().detach() for m, y in zip(mask_S, sources, strict=True)]
+        share: Tensor = reduce(torch.add, along) / (divisor * x.detach().square().sum())
+        x = x - (share - share.detach()) * x.detach()
+    return x
 
 
 class _MaskedTotal(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, mask_S: Tensor, active: tuple[bool, ...], divisor: float, *sources: Tensor) -> Tensor:
-        ctx.mask_dtype, ctx.active, ctx.divisor = mask_S.dtype, active, divisor
+    def forward(
+        ctx: Any, mask_S: Tensor, active: tuple[bool, ...], divisor: float, credit: str, *sources: Tensor
+    ) -> Tensor:
+        ctx.mask_dtype, ctx.active, ctx.divisor, ctx.credit = mask_S.dtype, active, divisor, credit
         ctx.save_for_backward(*sources)
         read = [y for y, on in zip(sources, active, strict=True) if on]
         x = total(read, divisor)
@@ -89,8 +102,12 @@ class _MaskedTotal(torch.autograd.Function):
         grad_S = None
         if ctx.needs_input_grad[0]:
             grad_S = torch.stack(_inner_products(grad_x, sources)).to(ctx.mask_dtype)
-        wanted = zip(sources, ctx.active, ctx.needs_input_grad[3:], strict=True)
-        return grad_S, None, None, *(grad_x.to(y.dtype) if on and needs else None for y, on, needs in wanted)
+            if ctx.credit == "new":
+                x = total([y for y, on in zip(sources, ctx.active, strict=True) if on], ctx.divisor)
+                along, length, *along_S = _inner_products(x, [grad_x, x, *sources])
+                grad_S -= (along / length.clamp_min(torch.finfo(length.dtype).tiny)) * torch.stack(along_S)
+        wanted = zip(sources, ctx.active, ctx.needs_input_grad[4:], strict=True)
+        return grad_S, None, None, None, *(grad_x.to(y.dtype) if on and needs else None for y, on, needs in wanted)
 
 
 class _ScaledTotal(torch.autograd.Function):

@@ -13,6 +13,7 @@ from maskconnect.errors import ConfigError, ConnectivityError, integer, unknown_
 
 CONNECTIVITIES = ("learned", "prev", "full", "random")
 AGGREGATIONS = ("mean", "sum", "root", "scaled")
+CREDITS = ("whole", "new")
 
 
 def check_options(aggregation: Any, align: Any, seed: Any) -> None:
@@ -23,6 +24,14 @@ def check_options(aggregation: Any, align: Any, seed: Any) -> None:
         raise ConfigError(f"align is {align!r}; it must be a callable fn(source, shape).")
     if not 0 <= integer("seed", seed) < 2**63:
         raise ConfigError(f"seed is {seed}; it must be at least 0 and below 2**63.")
+
+
+def check_credit(mask_credit: Any, aggregation: Any) -> None:
+    """What of a source counts for its mask can be chosen where we add up the sources ourselves."""
+    if not isinstance(mask_credit, str) or mask_credit not in CREDITS:
+        raise unknown_name("mask_credit", mask_credit, CREDITS)
+    if mask_credit == "new" and (callable(aggregation) or aggregation == "scaled"):
+        raise ConfigError("mask_credit is 'new'; that goes with the aggregations mean, sum and root only.")
 
 
 def decay_of(mask_init: Any) -> float:

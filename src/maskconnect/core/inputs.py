@@ -28,6 +28,7 @@ class Inputs:
     real: Tensor
     rows: tuple[Tensor, ...] | None  # the binary mask of each target, while masks are learned
     aggregation: str | Callable[[Sequence[Any], Tensor], Any] | LayerAggregation
+    credit: str = "whole"  # what of a source counts for its mask: "whole", or what is "new" beside the rest
     scales: Tensor | None = None  # learned ones of all candidates of all targets, if the aggregation has such
 
     @property
@@ -69,7 +70,7 @@ class Inputs:
         if (scale_S := self._scale(target)) is not None:
             return scaled_total(sources, scale_S, row)
         assert isinstance(self.aggregation, str)
-        return masked_total(row, active, divisor_of(self.aggregation, len(read)), sources)
+        return masked_total(row, active, divisor_of(self.aggregation, len(read)), sources, self.credit)
 
     def _scale(self, target: int) -> Tensor | None:
         """The learned scales of the candidates of a target."""

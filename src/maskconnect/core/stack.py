@@ -12,7 +12,14 @@ from typing import Any, cast
 from torch import Size, Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from maskconnect.core.arguments import check_options, decay_of, fan_in_of_targets, fixed_sources, register
+from maskconnect.core.arguments import (
+    check_credit,
+    check_options,
+    decay_of,
+    fan_in_of_targets,
+    fixed_sources,
+    register,
+)
 from maskconnect.core.forward import ForwardPass
 from maskconnect.core.growth import GrowthWatch
 from maskconnect.core.inflight import InFlight, backward_pass
@@ -40,6 +47,8 @@ class MaskedStack(nn.Module):
             otherwise only the active ones and a mask of ones.
         align: `fn(source, shape) -> tensor`, where outputs differ in shape in a way that subsampling and
             zero-padded channels do not mend. `shape` is the output shape of the module just before the target.
+        mask_credit: what of a source counts for its mask: the "whole" of it, as in the paper, or what is "new" in it,
+            without its part along the input of the target; with "mean", "sum" and "root" only.
         mask_init: where the real masks start: "uniform", or how much less likely each candidate is than the next nearer
             one (layered: than the branch before it, counted from the own index): 0.1 is a tenth, and 0.01 draws almost
             nothing but the nearest K.
@@ -56,12 +65,14 @@ class MaskedStack(nn.Module):
         aggregation: str | Callable[[Sequence[Any], Tensor], Any] = "mean",
         align: Callable[[Tensor, Size], Tensor] | None = None,
         mask_init: str | float = "uniform",
+        mask_credit: str = "whole",
         seed: int = 0,
     ) -> None:
         super().__init__()
         check_options(aggregation, align, seed)
+        check_credit(mask_credit, aggregation)
         self.blocks, self.layout = register(modules)
-        self.aggregation, self.align = aggregation, align
+        self.aggregation, self.align, self.mask_credit = aggregation, align, mask_credit
         every = self.layout.candidates()
         candidates = every if wiring is None else self.layout.from_plain(wiring, what="wiring")
         counts = fan_in_of_targets(fan_in, self.layout, candidates)
@@ -109,6 +120,7 @@ class MaskedStack(nn.Module):
             real=self.masks.real,
             rows=self.masks.rows(masks) if learning else None,
             aggregation=self.aggregation,
+            credit=self.mask_credit,
             scales=self.scales,
         )
 

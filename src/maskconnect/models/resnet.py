@@ -65,6 +65,7 @@ def build_resnet(spec: ResNetSpec) -> Classifier:
         connectivity=spec.connectivity,
         aggregation=spec.aggregation,
         mask_init=spec.mask_init,
+        mask_credit=spec.mask_credit,
         seed=spec.seed,
     )
     return Classifier(spec, stem, stack, inputs, spec.num_classes)
@@ -80,6 +81,7 @@ def resnet(
     stem: str = "cifar",
     in_channels: int = 3,
     mask_init: str | float = "uniform",
+    mask_credit: str = "whole",
     seed: int = 0,
 ) -> Classifier:
     """A ResNet whose blocks learn which K of the blocks before them to read: `mc.resnet(38, 100, fan_in=10)`.
@@ -93,7 +95,7 @@ def resnet(
             factor a connection, at first 1/K), or "sum" as the paper writes it, which explodes (D1).
         stem: "cifar" (3x3), "mini" (3x3 and a max pool) or "imagenet" (7x7 and a max pool, bottleneck blocks).
         in_channels: of the images.
-        mask_init: where the real masks start, as in `mc.MaskedStack`.
+        mask_init, mask_credit: where the real masks start and what they learn by, as in `mc.MaskedStack`.
         seed: of the draws and of random connectivity. The weights come from torch's own generator.
     """
     return build_resnet(
@@ -106,6 +108,7 @@ def resnet(
             stem=stem,
             in_channels=in_channels,
             mask_init=mask_init,
+            mask_credit=mask_credit,
             seed=seed,
         )
     )

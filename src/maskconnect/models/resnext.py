@@ -112,6 +112,7 @@ def build_resnext(spec: ResNeXtSpec) -> Classifier:
         connectivity=spec.connectivity,
         aggregation=aggregation,
         mask_init=spec.mask_init,
+        mask_credit=spec.mask_credit,
         seed=spec.seed,
     )
     if spec.aggregation == "residual" and spec.norm == "branch":

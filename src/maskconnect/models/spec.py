@@ -25,6 +25,7 @@ class Spec:
     stem: str = "cifar"
     in_channels: int = 3
     mask_init: str | float = "uniform"
+    mask_credit: str = "whole"
     seed: int = 0
 
     def __post_init__(self) -> None:

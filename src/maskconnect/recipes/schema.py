@@ -73,6 +73,7 @@ class Network:
     norm: str | None = None  # of resnext: "branch" (the default) or "sum"
     stem: str = "cifar"  # or "mini", "imagenet"
     mask_init: str | float = "uniform"
+    mask_credit: str = "whole"  # what of a source counts for its mask: "whole" as in the paper, or what is "new" in it
 
     def __post_init__(self) -> None:
         if integer("model.depth", self.depth) > DEEPEST:
@@ -107,7 +108,13 @@ class Network:
         given = {name: value for name, value in named.items() if value is not None}
         common: dict[str, Any] = {
             **{"depth": self.depth, "fan_in": self.fan_in, "connectivity": self.connectivity, "stem": self.stem},
-            **{"mask_init": self.mask_init, "num_classes": num_classes, "in_channels": in_channels, "seed": seed},
+            **{
+                "mask_init": self.mask_init,
+                "mask_credit": self.mask_credit,
+                "num_classes": num_classes,
+                "in_channels": in_channels,
+                "seed": seed,
+            },
         }
         try:
             if self.architecture == "resnext":
