@@ -166,6 +166,7 @@ def test_small_images_in_one_product_are_as_good_as_one_by_one(monkeypatch, pixe
     other = copy.deepcopy(usual)
     y = one_step(usual)
     monkeypatch.setattr("maskconnect.models.wide.FEW_PIXELS", pixels)
+    monkeypatch.setattr("maskconnect.models.wide.MANY_IMAGES", 2)
     monkeypatch.setattr("maskconnect.models.wide._is_small", lambda *_: False)  # as where weights are many
     assert largest_difference(one_step(other), y) < 1e-11
     assert_same(other, usual)

@@ -124,7 +124,7 @@ class Kept:
             "wiring": result.wiring,
             "starts": list(result.starts),
         }
-        place = self._place(result.recipe)
+        place = self._place(result)
         try:
             self.place.mkdir(parents=True, exist_ok=True)
             write_atomically(place, json.dumps(content) + "\n")
@@ -133,9 +133,9 @@ class Kept:
         self.found[key_of(recipe)] = replace(result, place=place)
         return place
 
-    def _place(self, recipe: Recipe) -> Path:
+    def _place(self, result: Result) -> Path:
         """A file for a run; another where the name is taken by another run, as of a recipe that is not ours."""
-        name, key = name_of(recipe), key_of(recipe)
+        name, key = name_of(result), key_of(result.recipe)
         place = self.place / f"{name}.json"
         if place.exists() and key_of(of_file(place).recipe) != key:
             place = self.place / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:8]}.json"
@@ -147,9 +147,14 @@ def key_of(recipe: Recipe) -> str:
     return write(replace(recipe, name="", about="", paper=None))
 
 
-def name_of(recipe: Recipe) -> str:
-    """What the file of a run is called: its recipe, what was changed in it, and the seed."""
-    changed: list[str] = []
+def name_of(result: Result) -> str:
+    """What the file of a run is called: its recipe, what was changed in it, and the seed.
+
+    With a wiring that was given it is called as its folder, which says where that comes from.
+    """
+    recipe, changed = result.recipe, list[str]()
+    if not isinstance(recipe.model.connectivity, str):
+        return folder_name(f"{recipe.name.replace('/', '-')}_{result.place.name}")
     with suppress(ConfigError):  # a recipe from a file that is not here
         own, usual = (assignments(write(r)) for r in (recipe, load(recipe.name)))
         differing = [key for key in own if key not in ("about", "seed") and own[key] != usual.get(key)]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from maskconnect.core.reference import first_order
-from maskconnect.models.wide import few_pixels, images_at_a_time, parts, times, together
+from maskconnect.models.wide import images_at_a_time, parts, times
 
 LEAST_DIGITS = 1000
 """How many times above rounding a folded variance must be; below, the readable path takes it of the outputs."""
@@ -218,11 +218,7 @@ class _Covariances(torch.autograd.Function):
         few = images_at_a_time(h_NCVP, C * V * V)
         products_CVV = h_NCVP.new_zeros(C, V, V, dtype=exact)
         for part in parts(N, few):
-            if few_pixels(h_NCVP):
-                h_CVP = together(h_NCVP[part])
-                products_CVV += h_CVP @ h_CVP.mT
-            else:
-                products_CVV += (h_NCVP[part] @ h_NCVP[part].mT).sum(0, dtype=exact)
+            products_CVV += (h_NCVP[part] @ h_NCVP[part].mT).sum(0, dtype=exact)
         return (products_CVV / (N * P)).to(h_NCVP.dtype)
 
     @staticmethod

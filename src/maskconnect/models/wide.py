@@ -34,8 +34,8 @@ IN_CACHE = 16 * 2**20
 ELSEWHERE = 256 * 2**20
 """The same on other devices, where to start an operation is dear."""
 
-FEW_PIXELS = 16
-"""Up to how many pixels an image is small."""
+FEW_PIXELS, MANY_IMAGES = 16, 16
+"""Up to how many pixels an image is small, and from how many such images on they are worth a product together."""
 
 
 @dataclass(frozen=True)
@@ -219,8 +219,8 @@ def _mix(m: Tensor, f: Tensor, out: Tensor) -> None:
 def times(weight: Tensor, x: Tensor, *, out: Tensor, plus: Tensor | None = None, share: float = 1.0) -> None:
     """Every branch of every image multiplied by the weight of the branch; `plus` what is to be added, times `share`."""
     if len(x) > 1 and not _is_small(weight, out):
-        if few_pixels(x):
-            y_COBP = torch.bmm(weight, together(x)).view(*weight.shape[:2], len(x), -1)
+        if _few_pixels(x):
+            y_COBP = torch.bmm(weight, _together(x)).view(*weight.shape[:2], len(x), -1)
             y_BCOP = y_COBP.permute(2, 0, 1, 3)
             out.copy_(y_BCOP) if plus is None else torch.add(y_BCOP, plus, alpha=share, out=out)
             return
@@ -238,8 +238,8 @@ def _add_products(total: Tensor, a: Tensor, b: Tensor) -> None:
     """Add to `total` the products of a with b, transposed, for every branch of every image: to one for all images, or
     to one for each.
     """
-    if len(total) == 1 and few_pixels(a):
-        total[0].baddbmm_(together(a), together(b).mT)
+    if len(total) == 1 and _few_pixels(a):
+        total[0].baddbmm_(_together(a), _together(b).mT)
     elif len(total) == 1:
         for n in range(len(a)):
             total[0].baddbmm_(a[n], b[n].mT)
@@ -247,12 +247,12 @@ def _add_products(total: Tensor, a: Tensor, b: Tensor) -> None:
         total[: len(a)].flatten(0, 1).baddbmm_(a.flatten(0, 1), b.flatten(0, 1).mT)
 
 
-def few_pixels(x: Tensor) -> bool:
-    """Whether images are so small that products of single ones are slow: better all in one, for a copy."""
-    return x.shape[-1] <= FEW_PIXELS
+def _few_pixels(x: Tensor) -> bool:
+    """Whether images are so small, and so many, that single products are slow: better all in one, for a copy."""
+    return x.shape[-1] <= FEW_PIXELS and len(x) >= MANY_IMAGES
 
 
-def together(x_BCVP: Tensor) -> Tensor:
+def _together(x_BCVP: Tensor) -> Tensor:
     """The pixels of all images in one row, CV(BP)."""
     return x_BCVP.permute(1, 2, 0, 3).flatten(2)
 

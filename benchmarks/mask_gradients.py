@@ -1,0 +1,78 @@
+"""What the gradient by a mask says of its candidates early in training: how useful they are, or how large?
+
+`quick/cifar100` is trained with uniform masks that do not move. Printed are, for every block, the mean gradient of each
+candidate over the steps of some epochs, the mean length of what that candidate brings, and how the two are correlated;
+then the same with `mask_credit="new"`.
+
+    python benchmarks/mask_gradients.py --data data
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import maskconnect as mc
+from maskconnect.core.aggregate import masked_total
+from maskconnect.core.loop import masks_of
+from maskconnect.recipes import load
+from maskconnect.training import images
+from maskconnect.training.options import Options, prepare
+
+
+def main() -> None:
+    """Measure both kinds of credit."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path("data"))
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    for credit in ("whole", "new"):
+        print(f"mask_credit={credit!r}: mean gradients, in thousandths, and in brackets the length of each candidate")
+        for block, (gradient_S, length_S) in measure(credit, args.data, args.epochs, args.seed).items():
+            pairs = zip(gradient_S.tolist(), length_S.tolist(), strict=True)
+            found = " ".join(f"{1e3 * gradient:+.2f} ({length:.0f})" for gradient, length in pairs)
+            correlation = torch.corrcoef(torch.stack([gradient_S, length_S]))[0, 1]
+            print(f"  block {block}: {found}  correlation {correlation:+.2f}")
+
+
+def measure(credit: str, data: Path, epochs: int, seed: int) -> dict[int, tuple[Tensor, Tensor]]:
+    """Of every block with three candidates or more: their mean gradients, and mean lengths."""
+    recipe, options = load("quick/cifar100"), Options(device="cpu", threads=1, data=data)
+    prepare(options)
+    batches = images.prepare(recipe, options, torch.device("cpu")).train
+    torch.manual_seed(seed)
+    model = mc.resnet(recipe.model.depth, 20, recipe.model.fan_in, mask_credit=credit, seed=seed)
+    groups = mc.param_groups(model, lr=recipe.phase[0].lr, mask_lr=0.0, weight_decay=recipe.training.weight_decay)
+    optimizer = torch.optim.SGD(groups, momentum=recipe.training.momentum)
+    (masks,) = masks_of(model)
+    lengths: defaultdict[int, list[Tensor]] = defaultdict(list)
+
+    def noted(mask_S: Tensor, active: Sequence[bool], divisor: float, sources: Sequence[Tensor], *rest: Any) -> Tensor:
+        lengths[len(sources)].append(torch.stack([y.detach().norm() for y in sources]))
+        return masked_total(mask_S, active, divisor, sources, *rest)
+
+    total_TS, steps = torch.zeros_like(masks.real), 0
+    with patch("maskconnect.core.inputs.masked_total", noted):
+        for x, y in itertools.chain.from_iterable(map(batches.epoch, range(epochs))):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+            assert masks.real.grad is not None
+            total_TS += masks.real.grad
+            steps += 1
+            optimizer.step()
+    mean_TS = total_TS.detach() / steps
+    return {n: (mean_TS[n - 1, :n], torch.stack(found).mean(0)) for n, found in lengths.items() if n > 2}
+
+
+if __name__ == "__main__":
+    main()
