@@ -57,16 +57,18 @@ def labels_of(recipes: Sequence[Recipe], wirings: Sequence[str]) -> list[str]:
 
 
 def told_apart(names: Sequence[str], recipes: Sequence[Recipe]) -> list[str]:
-    """Names, with the fields in which recipes of the same name differ."""
+    """Names, with the fields in which recipes of the same name differ; if those are many, from the first of them."""
     written = [assignments(write(recipe)) for recipe in recipes]
 
-    def labels(most: int | None) -> list[str]:
+    def labels(most: int | None, *, from_first: bool = False) -> list[str]:
         found = []
         for name, own in zip(names, written, strict=True):
             same = [other for n, other in zip(names, written, strict=True) if n == name]
-            keys = [key for key in own if any(other.get(key) != own[key] for other in same)][:most]
+            others = same[:1] if from_first else same
+            keys = [key for key in own if any(other.get(key) != own[key] for other in others)][:most]
             found.append(f"{name} ({', '.join(f'{key}={own[key]}' for key in keys)})" if keys else name)
         return found
 
-    short, long = labels(FIELDS), labels(None)
-    return short if len(set(short)) == len(set(long)) else long
+    long = labels(None)
+    shorter = (labels(FIELDS), labels(None, from_first=True))
+    return next((found for found in shorter if len(set(found)) == len(set(long))), long)
