@@ -55,8 +55,11 @@ def test_labels_name_as_many_fields_as_it_takes(found):
         replace(found[0], recipe=replace(recipe, **change)) for change in ({"phase": last}, {"training": training})
     ]
     labels = [group.label for group in groups_of([found[0], *others])]
-    assert len(set(labels)) == 3
-    assert "phase.finer.lr=0.02" in labels[1]
+    assert labels == [
+        "Learned, K=2",
+        "Learned, K=2 (phase.finer.lr=0.02)",
+        "Learned, K=2 (training.batch_size=16, training.weight_decay=0.0, training.momentum=0.5)",
+    ]
 
 
 def test_curves_are_the_lines_of_the_metrics(chain):

@@ -59,16 +59,24 @@ def labels_of(recipes: Sequence[Recipe], wirings: Sequence[str]) -> list[str]:
 def told_apart(names: Sequence[str], recipes: Sequence[Recipe]) -> list[str]:
     """Names, with the fields in which recipes of the same name differ; if those are many, from the first of them."""
     written = [assignments(write(recipe)) for recipe in recipes]
+    labels = list(names)
+    for name in dict.fromkeys(names):
+        places = [place for place, other in enumerate(names) if other == name]
+        for place, label in zip(places, _apart(name, [written[place] for place in places]), strict=True):
+            labels[place] = label
+    return labels
 
-    def labels(most: int | None, *, from_first: bool = False) -> list[str]:
+
+def _apart(name: str, written: Sequence[dict[str, str]]) -> list[str]:
+    """Labels of recipes that share a name: the shortest of three kinds that tells apart whatever can be."""
+
+    def labels(others: Sequence[dict[str, str]], most: int | None = None) -> list[str]:
         found = []
-        for name, own in zip(names, written, strict=True):
-            same = [other for n, other in zip(names, written, strict=True) if n == name]
-            others = same[:1] if from_first else same
+        for own in written:
             keys = [key for key in own if any(other.get(key) != own[key] for other in others)][:most]
             found.append(f"{name} ({', '.join(f'{key}={own[key]}' for key in keys)})" if keys else name)
         return found
 
-    long = labels(None)
-    shorter = (labels(FIELDS), labels(None, from_first=True))
+    long = labels(written)
+    shorter = (labels(written, FIELDS), labels(written[:1]))
     return next((found for found in shorter if len(set(found)) == len(set(long))), long)
