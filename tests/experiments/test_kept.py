@@ -14,14 +14,6 @@ SHORT = [f"--set=phase.{name}.epochs=1" for name in ("learn", "freeze", "fine", 
 VALIDATION = "--set=data.validation=100"
 
 
-@pytest.fixture
-def recipe(tmp_path, monkeypatch):
-    """The recipe of the tests as a file in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-    runs.tiny(tmp_path)
-    return "tiny.toml"
-
-
 def test_a_kept_result_counts_as_done_when_the_run_is_gone(recipe, type_in, tmp_path):
     words = ["sweep", recipe, *SHORT, VALIDATION, "--fan-in", "1,2", "--out", "grid", "--keep", "kept"]
     code, said, errors = type_in(*words)

@@ -15,14 +15,6 @@ from maskconnect.experiments.sweep import claim
 SHORT = [f"--set=phase.{name}.epochs=1" for name in ("learn", "freeze", "fine", "finer")]
 
 
-@pytest.fixture
-def recipe(tmp_path, monkeypatch):
-    """The recipe of the tests as a file in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-    runs.tiny(tmp_path)
-    return "tiny.toml"
-
-
 def test_a_grid_is_run_shown_and_not_run_again(recipe, type_in, tmp_path):
     words = ["sweep", recipe, *SHORT, "--fan-in", "1,2", "--jobs", "2", "--out", "grid"]
     code, said, errors = type_in(*words)

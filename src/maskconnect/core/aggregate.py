@@ -32,7 +32,7 @@ from maskconnect.core.reference import is_reference
 
 def divisor_of(aggregation: str, sources: int) -> float:
     """By what a sum of so many sources is divided."""
-    return {"mean": sources, "sum": 1, "root": math.sqrt(sources), "scaled": 1}[aggregation]
+    return {"mean": sources, "sum": 1, "root": math.sqrt(sources)}[aggregation]
 
 
 def total(sources: Sequence[Tensor], divisor: float) -> Tensor:
