@@ -7,6 +7,8 @@ import pytest
 import runs
 
 from maskconnect.experiments.compare import sides_of
+from maskconnect.report.differences import BETTER, WORSE, Row
+from maskconnect.report.figures import INK
 from maskconnect.training.statistics import paired_difference
 
 
@@ -107,3 +109,23 @@ def test_mistakes_are_one_sentence(folder, type_in, tmp_path):
         code, said, errors = type_in("compare", *words)
         assert (code, said, errors.count("\n")) == (2, "", 1)
         assert sentence in errors
+
+
+@pytest.mark.parametrize("given", ["drawn/differences", "drawn/differences.svg"])
+def test_differences_are_drawn(folder, type_in, tmp_path, given):
+    code, said, _ = type_in("compare", folder / "prev", folder / "learned", "--figure", tmp_path / given)
+    assert code == 0
+    assert "better, at n=3" in said
+    assert sorted(path.name for path in (tmp_path / "drawn").iterdir()) == ["differences.png", "differences.svg"]
+    text = (tmp_path / "drawn/differences.svg").read_text()
+    assert "Learned, K=2  (n=3)" in text
+    assert "Points of test accuracy over Fixed-Prev, K=1" in text
+
+
+def test_a_row_has_the_colour_of_its_verdict():
+    def colour(*pairs):
+        return Row("", pairs, paired_difference(pairs, [0.0] * len(pairs))).colour
+
+    assert colour(1.0, 1.1, 1.2) == BETTER
+    assert colour(-1.0, -1.1, -1.2) == WORSE
+    assert colour(-1.0, 1.0, 0.3) == colour(1.0) == INK

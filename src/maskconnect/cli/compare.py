@@ -14,7 +14,8 @@ from maskconnect.errors import ConfigError, unknown_name
 SETS = ("test", "validation")
 EXAMPLE = """compare runs/quick-digits-prev-seed* runs/quick-digits-seed*
   maskconnect compare runs/digits-prev runs/digits-sweep        folders of runs; the first recipe is the baseline
-  maskconnect compare kept/*.json --on validation --see 0.5     results that `sweep --keep` has kept"""
+  maskconnect compare kept/*.json --on validation --see 0.5     results that `sweep --keep` has kept
+  maskconnect compare kept/*.json --figure differences          a figure of it: differences.svg and .png"""
 
 
 def add_to(commands: argparse._SubParsersAction[Any]) -> None:
@@ -31,6 +32,7 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--see", type=float, metavar="POINTS", help="also say how many pairs it takes to see a difference so large"
     )
+    parser.add_argument("--figure", metavar="PLACE", type=Path, help="also draw it, as PLACE.svg and PLACE.png")
     parser.add_argument("--markdown", action="store_true", help="print a table for a page")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -45,6 +47,13 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError(f"--see is {args.see}; it must be a difference above 0, such as 0.5.")
     baseline, *others = sides_of([args.baseline, *args.runs] if args.baseline is not None else args.runs, args.on)
     differences = [side.against(baseline) for side in others]
+    if args.figure is not None:
+        from maskconnect.report.differences import Row, write_differences
+
+        drawn = [Row(side.label, side.pairs(baseline), d) for side, d in zip(others, differences, strict=True)]
+        place = args.figure.with_suffix("") if args.figure.suffix in (".svg", ".png") else args.figure
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_differences(drawn, baseline.label, args.on, place)
     if args.json:
         found = [
             {

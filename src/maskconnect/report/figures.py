@@ -84,7 +84,7 @@ def write_charts(
             _chart(figure.add_subplot(rows, columns, number + 1), chart)
         if len(charts) == 1 and charts[0].note:
             figure.supxlabel(charts[0].note, fontsize=7, color=SOFT, x=0.01, ha="left")
-        return _save(figure, place)
+        return save(figure, place)
 
 
 def _chart(axes: Axes, chart: Chart) -> None:
@@ -161,7 +161,7 @@ def write_confusion(confusion: Confusion, place: Path) -> list[Path]:
             for t, p in confusion.count_TP.nonzero().tolist():
                 colour = "white" if share_TP[t, p] > 0.4 else INK
                 axes.text(p, t, str(int(confusion.count_TP[t, p])), ha="center", va="center", color=colour, fontsize=8)
-        return _save(figure, place)
+        return save(figure, place)
 
 
 def write_drawing(drawing: Drawing, place: Path) -> None:
@@ -234,7 +234,8 @@ def _stroke(axes: Axes, drawn: str, x: float, y: float, **look: Any) -> None:
     axes.add_patch(PathPatch(Curve(corners, codes), fill=False, capstyle="round", **look))
 
 
-def _save(figure: Figure, place: Path) -> list[Path]:
+def save(figure: Figure, place: Path) -> list[Path]:
+    """Write a figure as SVG and PNG; `place` has no suffix."""
     written = [place.with_name(f"{place.name}.{kind}") for kind in ("svg", "png")]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # it shows a box in its place
