@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Sequence
 from numbers import Real
 from typing import Any
 
 from torch import nn
 
+from maskconnect.core.cover import cover
 from maskconnect.core.wiring import Layout, Sources, random_sources
 from maskconnect.errors import ConfigError, ConnectivityError, integer, unknown_name
 
@@ -88,7 +90,13 @@ def fan_in_of_targets(fan_in: Any, layout: Layout, candidates: Sources) -> list[
 
 
 def fixed_sources(
-    connectivity: Any, layout: Layout, candidates: Sources, fan_in: list[int] | None, seed: int
+    connectivity: Any,
+    layout: Layout,
+    candidates: Sources,
+    fan_in: list[int] | None,
+    seed: int,
+    *,
+    use_all: bool = False,
 ) -> Sources | None:
     """What a fixed rule, or an explicit wiring, makes every module read; None where that is to be learned."""
     if not isinstance(connectivity, str):
@@ -103,6 +111,9 @@ def fixed_sources(
         raise ConfigError(f"connectivity {connectivity!r} needs fan_in: how many sources a target reads.")
     elif connectivity == "random" or not layout.targets:
         fixed = random_sources(candidates, fan_in, seed)
+        if use_all:
+            worth = random.Random(seed)
+            fixed = cover(fixed, candidates, layout, lambda target, source: worth.random())
     else:
         return None
     for module, row in enumerate(fixed):

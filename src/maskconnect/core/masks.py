@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from maskconnect.core.aggregate import straight_through
 from maskconnect.core.binary import BinaryMasks, padded, read_masks, write_mask
-from maskconnect.core.sampling import draw_distinct, largest, normalize_
+from maskconnect.core.cover import cover
+from maskconnect.core.sampling import largest, noisy_scores, normalize_
 from maskconnect.core.wiring import Layout, Sources
 from maskconnect.errors import CheckpointError, ConnectivityError
 
@@ -39,10 +40,11 @@ class ConnectivityMasks(nn.Module):
         *,
         fixed: Sources | None = None,
         decay: float = 1.0,
+        use_all: bool = False,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self.layout, self.candidates = layout, candidates
+        self.layout, self.candidates, self.use_all = layout, candidates, use_all
         preferred = [[layout.preferred(target, k) for k in candidates[target]] for target in layout.targets]
         self._source_TS = padded([candidates[target] for target in layout.targets], -1)
         self._candidate_TS = self._source_TS >= 0
@@ -100,11 +102,10 @@ class ConnectivityMasks(nn.Module):
             top = self.top()
             self.binary.copy_(top.mask_TS)
             return top
-        mask_TS = draw_distinct(
-            real_TS, self._candidate_TS, self._fan_in_T, generator=self.generator, temperature=self.temperature
-        )
-        self.binary.copy_(mask_TS)
-        return self._meaning(mask_TS)
+        score_TS = noisy_scores(real_TS, self._candidate_TS, generator=self.generator, temperature=self.temperature)
+        drawn = self._best(score_TS, largest(score_TS, self._fan_in_T))
+        self.binary.copy_(drawn.mask_TS)
+        return drawn
 
     @torch.no_grad()
     def top(self) -> BinaryMasks:
@@ -112,7 +113,17 @@ class ConnectivityMasks(nn.Module):
         real_TS = self._on_host().masked_fill_(~self._candidate_TS, -torch.inf)
         order_TS = self._preferred_first_TS
         chosen_TS = largest(real_TS.gather(1, order_TS), self._fan_in_T)
-        return self._meaning(torch.zeros_like(chosen_TS).scatter_(1, order_TS, chosen_TS))
+        return self._best(real_TS, torch.zeros_like(chosen_TS).scatter_(1, order_TS, chosen_TS))
+
+    def _best(self, score_TS: Tensor, mask_TS: Tensor) -> BinaryMasks:
+        """What masks of the largest scores mean; where all modules are to be used, the best that use them."""
+        found = self._meaning(mask_TS)
+        if not self.use_all or all(found.readers[: self.layout.layers[-1].start]):
+            return found
+        first, scores = self.layout.targets.start, score_TS.tolist()
+        rows = [dict(zip(self.candidates[first + t], row, strict=False)) for t, row in enumerate(scores)]
+        covered = cover(found.sources, self.candidates, self.layout, lambda target, k: rows[target - first][k])
+        return self._meaning(write_mask(covered, self.layout, self.candidates))
 
     def settled(self) -> BinaryMasks:
         """The frozen masks, or the top-K while they are learned."""

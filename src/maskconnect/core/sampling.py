@@ -16,17 +16,23 @@ UNLIKELY = -1e4
 def draw_distinct(
     real_TS: Tensor, candidate_TS: Tensor, fan_in_T: Tensor, *, generator: torch.Generator, temperature: float = 1.0
 ) -> Tensor:
-    """Activate `fan_in` distinct sources a target, likelier where the real mask is larger.
+    """Activate `fan_in` distinct sources a target, likelier where the real mask is larger."""
+    return largest(noisy_scores(real_TS, candidate_TS, generator=generator, temperature=temperature), fan_in_T)
 
-    The K largest of log m~ + Gumbel noise are distributed exactly as K draws without replacement from
-    Mult(m~). Noise is drawn in float64 and for paddings too, so that a draw always takes as many numbers. With a
+
+def noisy_scores(
+    real_TS: Tensor, candidate_TS: Tensor, *, generator: torch.Generator, temperature: float = 1.0
+) -> Tensor:
+    """log m~ + Gumbel noise: its K largest are distributed exactly as K draws without replacement from Mult(m~).
+
+    Noise is drawn in float64 and for paddings too, so that a draw always takes as many numbers. With a
     `temperature` T below 1 draws are those from Mult(m~^(1/T)), the nearer to the top-K the lower it is.
     """
     gumbel_TS = (
         -torch.empty(real_TS.shape, dtype=torch.float64, device=real_TS.device).exponential_(generator=generator).log_()
     )
     log_TS = real_TS.double().log().clamp_(min=UNLIKELY)
-    return largest((log_TS + temperature * gumbel_TS).masked_fill_(~candidate_TS, -torch.inf), fan_in_T)
+    return (log_TS + temperature * gumbel_TS).masked_fill_(~candidate_TS, -torch.inf)
 
 
 def largest(score_TS: Tensor, fan_in_T: Tensor) -> Tensor:

@@ -52,6 +52,9 @@ class MaskedStack(nn.Module):
         mask_init: where the real masks start: "uniform", or how much less likely each candidate is than the next nearer
             one (layered: than the branch before it, counted from the own index): 0.1 is a tenth, and 0.01 draws almost
             nothing but the nearest K.
+        use_all: whether every module is to be read by another (layered: by one of the next layer), in every draw, at
+            the freeze, and with random connectivity. Where draws leave one out, the connections that are least likely
+            make room.
         seed: of the draws and of random connectivity. Stacks of one size and one seed draw alike: give each its own.
     """
 
@@ -66,6 +69,7 @@ class MaskedStack(nn.Module):
         align: Callable[[Tensor, Size], Tensor] | None = None,
         mask_init: str | float = "uniform",
         mask_credit: str = "whole",
+        use_all: bool = False,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -76,12 +80,14 @@ class MaskedStack(nn.Module):
         every = self.layout.candidates()
         candidates = every if wiring is None else self.layout.from_plain(wiring, what="wiring")
         counts = fan_in_of_targets(fan_in, self.layout, candidates)
-        fixed = fixed_sources(connectivity, self.layout, candidates, counts, int(seed))
+        fixed = fixed_sources(connectivity, self.layout, candidates, counts, int(seed), use_all=use_all)
         if fixed is not None:
             counts = [len(fixed[target]) for target in self.layout.targets]
         decay = decay_of(mask_init)
         self.scales: nn.Parameter | None = None
-        self.masks = ConnectivityMasks(self.layout, candidates, counts or [], fixed=fixed, decay=decay, seed=int(seed))
+        self.masks = ConnectivityMasks(
+            self.layout, candidates, counts or [], fixed=fixed, decay=decay, use_all=bool(use_all), seed=int(seed)
+        )
         if aggregation == "scaled":
             if self.layout.layered:
                 raise ConfigError("aggregation is 'scaled'; that is for a list of modules, not for a list of lists.")

@@ -66,6 +66,7 @@ def build_resnet(spec: ResNetSpec) -> Classifier:
         aggregation=spec.aggregation,
         mask_init=spec.mask_init,
         mask_credit=spec.mask_credit,
+        use_all=spec.use_all,
         seed=spec.seed,
     )
     return Classifier(spec, stem, stack, inputs, spec.num_classes)
@@ -82,6 +83,7 @@ def resnet(
     in_channels: int = 3,
     mask_init: str | float = "uniform",
     mask_credit: str = "whole",
+    use_all: bool = False,
     seed: int = 0,
 ) -> Classifier:
     """A ResNet whose blocks learn which K of the blocks before them to read: `mc.resnet(38, 100, fan_in=10)`.
@@ -95,7 +97,8 @@ def resnet(
             factor a connection, at first 1/K), or "sum" as the paper writes it, which explodes (D1).
         stem: "cifar" (3x3), "mini" (3x3 and a max pool) or "imagenet" (7x7 and a max pool, bottleneck blocks).
         in_channels: of the images.
-        mask_init, mask_credit: where the real masks start and what they learn by, as in `mc.MaskedStack`.
+        mask_init, mask_credit, use_all: where the real masks start, what they learn by, and whether every block is to
+            be read, as in `mc.MaskedStack`.
         seed: of the draws and of random connectivity. The weights come from torch's own generator.
     """
     return build_resnet(
@@ -109,6 +112,7 @@ def resnet(
             in_channels=in_channels,
             mask_init=mask_init,
             mask_credit=mask_credit,
+            use_all=use_all,
             seed=seed,
         )
     )

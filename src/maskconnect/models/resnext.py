@@ -113,6 +113,7 @@ def build_resnext(spec: ResNeXtSpec) -> Classifier:
         aggregation=aggregation,
         mask_init=spec.mask_init,
         mask_credit=spec.mask_credit,
+        use_all=spec.use_all,
         seed=spec.seed,
     )
     if spec.aggregation == "residual" and spec.norm == "branch":
@@ -150,6 +151,7 @@ def resnext(
     stem: str = "cifar",
     in_channels: int = 3,
     mask_init: str | float = "uniform",
+    use_all: bool = False,
     seed: int = 0,
 ) -> Classifier:
     """A ResNeXt whose branches learn which K branches of the module before to read: `mc.resnext(29, 8, 8, 100, 4)`.
@@ -167,7 +169,7 @@ def resnext(
             sum of the branches, as in the ResNeXt that was published.
         stem: "cifar" (3x3), "mini" (3x3 and a max pool) or "imagenet" (7x7 and a max pool).
         in_channels: of the images.
-        mask_init: where the real masks start, as in `mc.MaskedStack`.
+        mask_init, use_all: where the real masks start, and whether every branch is to be read, as in `mc.MaskedStack`.
         seed: of the draws and of random connectivity. The weights come from torch's own generator.
     """
     return build_resnext(
@@ -183,6 +185,7 @@ def resnext(
             stem=stem,
             in_channels=in_channels,
             mask_init=mask_init,
+            use_all=use_all,
             seed=seed,
         )
     )

@@ -26,6 +26,7 @@ class Spec:
     in_channels: int = 3
     mask_init: str | float = "uniform"
     mask_credit: str = "whole"
+    use_all: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -74,6 +74,7 @@ class Network:
     stem: str = "cifar"  # or "mini", "imagenet"
     mask_init: str | float = "uniform"
     mask_credit: str = "whole"  # what of a source counts for its mask: "whole" as in the paper, or what is "new" in it
+    use_all: bool = False  # whether every block is to be read by another, in every draw and at the freeze
 
     def __post_init__(self) -> None:
         if integer("model.depth", self.depth) > DEEPEST:
@@ -111,6 +112,7 @@ class Network:
             **{
                 "mask_init": self.mask_init,
                 "mask_credit": self.mask_credit,
+                "use_all": self.use_all,
                 "num_classes": num_classes,
                 "in_channels": in_channels,
                 "seed": seed,
