@@ -217,6 +217,16 @@ def test_a_recipe_does_not_take_over_what_its_base_says_of_itself(file):
     assert load(file(f'base = "{RECIPE}"\n[paper]\nwhere = "here"\n')).paper == Paper(where="here")
 
 
+def test_a_variant_may_have_a_base_of_its_own(file):
+    text = (
+        '[training]\nmomentum = 0.5\n[variant.one]\nbase = "quick/digits"\n[variant.two]\nbase = "quick/digits-prev"\n'
+    )
+    path = file(f'base = "quick/digits-random"\n{text}[variant.three]\nseed = 3\n')
+    found = [load(f"{path}:{variant}") for variant in ("one", "two", "three")]
+    assert [recipe.model.connectivity for recipe in found] == ["learned", "prev", "random"]
+    assert {recipe.training.momentum for recipe in found} == {0.5}
+
+
 @pytest.mark.parametrize("base", ["../lower/two.toml:fixed", "two.toml:fixed"])
 def test_a_base_in_a_file_is_looked_for_beside_the_file_that_names_it(file, base, monkeypatch, tmp_path):
     file(TWO, "lower/two.toml")

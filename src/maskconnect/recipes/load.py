@@ -1,7 +1,7 @@
 """Find a recipe by its name or file, lay the layers of it over each other, and check the whole.
 
 A file holds one recipe, or what several have in common and a `[variant.NAME]` table for each. `base = "NAME"` starts
-from another recipe; a file there is looked for beside this one. Later layers win: base, file, variant, command line.
+from another recipe, for all of a file or for one variant; a file there is looked for beside this one. Later layers win: base, file, variant, command line.
 In a later layer `phase.learn.epochs = 2` changes one phase, and `[[phase]]` replaces all.
 """
 
@@ -20,7 +20,7 @@ from maskconnect.recipes.fields import read
 from maskconnect.recipes.schema import Recipe
 
 HOME = Path(__file__).parent
-FOLDERS = ("quick", "paper")
+FOLDERS = ("quick", "strong", "paper")
 SAME = ("name", "about", "seed", "init_from")
 """Fields that do not make another experiment of a recipe."""
 
@@ -119,7 +119,9 @@ def _table(name: str, through: dict[tuple[Path, str], str]) -> Table:
         raise ConfigError(f"{path} holds several recipes; name one of them: {choice}.")
     if variant and not variants:
         raise ConfigError(f"{path} holds one recipe, and no variant {variant!r}.")
+    own = dict(variants.get(variant, {}))
     base = table.pop("base", None)
+    base = own.pop("base", base)
     if base is not None:
         if not isinstance(base, str):
             raise ConfigError(f"{path}: base is {base!r}; it must be the name of a recipe.")
@@ -129,7 +131,7 @@ def _table(name: str, through: dict[tuple[Path, str], str]) -> Table:
         for key in ("about", "paper"):  # which tell of that recipe, and not of this one
             below.pop(key, None)
         table = _over(str(path), below, table)
-    return _over(name, table, variants.get(variant, {}))
+    return _over(name, table, own)
 
 
 def _pop_variants(table: Table, path: Path) -> dict[str, Table]:
