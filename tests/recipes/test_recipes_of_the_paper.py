@@ -152,12 +152,12 @@ def test_every_row_of_every_table_is_a_recipe_and_the_figures_need_three_more():
 
 
 def test_the_quick_recipes_are_these():
-    resnet = ("", "-prev", "-full", "-random")
+    resnet = ("", "-strong", "-prev", "-full", "-random")
     resnext = ("-resnext", "-resnext-full", "-resnext-published", "-resnext-random")
     wanted = [f"quick/cifar{n}{kind}" for n in (10, 100) for kind in (*resnet, *resnext)]
     wanted += [f"quick/digits{kind}" for kind in ("", "-prev", "-random")]
-    assert list(ALL)[:19] == wanted
-    assert len(ALL) == 19 + 42
+    assert QUICK == wanted
+    assert len(ALL) == len(wanted) + 4 + 42  # strong, paper
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name.startswith("quick/cifar")])
@@ -270,7 +270,7 @@ def test_a_quick_recipe_is_small_and_claims_nothing_of_the_paper(name):
     assert recipe.augmentation.flip == (recipe.data.name != "digits")
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", [name for name in QUICK if not name.endswith("-strong")])
 def test_a_quick_baseline_differs_from_the_learned_network_in_its_connectivity_alone(name):
     recipe = ALL[name]
     learned = ALL[re.sub("-(prev|random|full|published)$", "", name)]
@@ -287,6 +287,7 @@ def test_every_recipe_says_in_words_what_it_is(name):
     model, about = recipe.model, recipe.about
     how = {"prev": "Fixed-Prev", "full": "Fixed-Full", "random": "Fixed-Random", "learned": "learned connectivity"}
     tail = "" if model.fan_in is None else f", K={model.fan_in}"
+    tail += ", strong" if model.mask_credit == "new" else ""
     sizes = f"{{{model.depth},{model.width},{model.cardinality}}}"
     network = f"ResNet-{model.depth}" if model.architecture == "resnet" else f"ResNeXt {sizes}"
     network += " as it was published" if model.norm == "sum" and name.startswith("quick/") else ""
@@ -301,8 +302,8 @@ def test_a_file_begins_with_the_numbers_and_commands_of_its_recipes(path):
     own = [f"{path.parent.name}/{variant}" for variant in tomllib.loads(path.read_text())["variant"]]
     assert commands
     assert set(commands) <= set(own)
-    if path.parent.name == "quick":
-        assert "Not of the paper" in said
+    if path.parent.name != "paper":
+        assert ("Not of the paper" if path.parent.name == "quick" else "which is not the paper's") in said
         return
     found = [claim for name in own if (claim := ALL[name].paper).accuracy is not None]
     stated = [number for claim in found for number in (claim.accuracy, claim.mean, claim.std, claim.top5)]

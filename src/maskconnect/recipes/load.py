@@ -1,8 +1,8 @@
 """Find a recipe by its name or file, lay the layers of it over each other, and check the whole.
 
-A file holds one recipe, or what several have in common and a `[variant.NAME]` table for each. `base = "NAME"` starts
-from another recipe, for all of a file or for one variant; a file there is looked for beside this one. Later layers win: base, file, variant, command line.
-In a later layer `phase.learn.epochs = 2` changes one phase, and `[[phase]]` replaces all.
+A file holds one recipe, or what several have in common and a `[variant.NAME]` table for each. `base = "NAME"`, of a
+file or of a variant, starts from another recipe; a file there is looked for beside this one. Later layers win: base,
+file, variant, command line. In a later layer `phase.learn.epochs = 2` changes one phase, and `[[phase]]` replaces all.
 """
 
 from __future__ import annotations
