@@ -23,7 +23,8 @@ def test_only_how_masks_learn_is_another(name):
     strong = load(name)
     paper = load(name.replace("strong/", "paper/") + "-learned")
     assert literal(strong, strong.phase[0].mask_lr) == replace(paper, name="", about="", paper=None)
-    assert (strong.model.mask_credit, strong.phase[0].cool_to, strong.paper) == ("new", 0.0, None)
+    assert (strong.model.mask_credit, strong.model.use_all, strong.phase[0].cool_to) == ("new", True, 0.0)
+    assert strong.paper is None
 
 
 @pytest.mark.parametrize("name", ["quick/cifar10", "quick/cifar100"])
