@@ -13,9 +13,8 @@ def literal(recipe, mask_lr):
     """The same with masks that learn as in the paper."""
     learn, *others = recipe.phase
     phases = (replace(learn, mask_lr=mask_lr, cool_to=None), *others)
-    return replace(
-        recipe, name="", about="", paper=None, phase=phases, model=replace(recipe.model, mask_credit="whole")
-    )
+    model = replace(recipe.model, mask_credit="whole", use_all=False)
+    return replace(recipe, name="", about="", paper=None, phase=phases, model=model)
 
 
 @pytest.mark.parametrize("name", STRONG)
