@@ -4,6 +4,7 @@ import importlib
 import re
 from pathlib import Path
 
+import evidence
 import pytest
 
 import maskconnect as mc
@@ -35,6 +36,12 @@ def test_links_and_named_files_exist(page):
         assert (page.parent / target).exists(), target
     for name in re.findall(r"`(?:paper/)?(test_\w+\.py)", text):
         assert list((ROOT / "tests").rglob(name)), name
+
+
+def test_the_tables_of_the_evidence_are_what_its_files_say():
+    page = evidence.PAGE.read_text()
+    assert len(evidence.COMMAND.findall(page)) == page.count("    maskconnect compare ") > 5
+    assert evidence.refreshed(page, evidence.PAGE.parent / "evidence", figures=False) == page
 
 
 def test_every_name_in_the_paper_map_exists():

@@ -129,3 +129,15 @@ def test_a_row_has_the_colour_of_its_verdict():
     assert colour(1.0, 1.1, 1.2) == BETTER
     assert colour(-1.0, -1.1, -1.2) == WORSE
     assert colour(-1.0, 1.0, 0.3) == colour(1.0) == INK
+
+
+def test_rows_of_another_fan_in_say_what_else_is_set_in_them(folder, tmp_path):
+    """Else `K=1` at another rate would look as if K were all."""
+    place = tmp_path / "other"
+    shutil.copytree(folder / "learned/0", place)
+    text = (place / "recipe.toml").read_text()
+    assert "fan_in = 2" in text
+    text = text.replace("fan_in = 2", "fan_in = 1").replace("mask_lr = 0.3", "mask_lr = 3.0")
+    (place / "recipe.toml").write_text(text)
+    labels = [side.label for side in sides_of([folder / "learned", place])]
+    assert labels == ["Learned, K=2 (phase.learn.mask_lr=0.3)", "Learned, K=1 (phase.learn.mask_lr=3.0)"]

@@ -156,7 +156,7 @@ def test_the_quick_recipes_are_these():
     resnext = ("-resnext", "-resnext-full", "-resnext-published", "-resnext-random")
     wanted = [f"quick/cifar{n}{kind}" for n in (10, 100) for kind in (*resnet, *resnext)]
     wanted += [f"quick/digits{kind}" for kind in ("", "-prev", "-random")]
-    assert QUICK == wanted
+    assert wanted == QUICK
     assert len(ALL) == len(wanted) + 4 + 42  # strong, paper
 
 

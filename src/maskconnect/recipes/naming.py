@@ -57,24 +57,28 @@ def labels_of(recipes: Sequence[Recipe], wirings: Sequence[str]) -> list[str]:
 
 
 def told_apart(names: Sequence[str], recipes: Sequence[Recipe]) -> list[str]:
-    """Names, with the fields in which recipes of the same name differ; if those are many, from the first of them."""
+    """Names, with the fields in which recipes differ whose names are the same but for K; if many, from the first."""
     written = [assignments(write(recipe)) for recipe in recipes]
+    families = [name.partition(", K=")[0] for name in names]
     labels = list(names)
-    for name in dict.fromkeys(names):
-        places = [place for place, other in enumerate(names) if other == name]
-        for place, label in zip(places, _apart(name, [written[place] for place in places]), strict=True):
+    for family in dict.fromkeys(families):
+        places = [place for place, other in enumerate(families) if other == family]
+        found = _apart([names[place] for place in places], [written[place] for place in places])
+        for place, label in zip(places, found, strict=True):
             labels[place] = label
     return labels
 
 
-def _apart(name: str, written: Sequence[dict[str, str]]) -> list[str]:
-    """Labels of recipes that share a name: the shortest of three kinds that tells apart whatever can be."""
+def _apart(names: Sequence[str], written: Sequence[dict[str, str]]) -> list[str]:
+    """Labels of recipes of one family: the shortest of three kinds that tells apart whatever can be."""
+    told = {"model.fan_in"} if all(", K=" in name for name in names) else set()
 
     def labels(others: Sequence[dict[str, str]], most: int | None = None) -> list[str]:
         found = []
-        for own in written:
-            keys = [key for key in own if any(other.get(key) != own[key] for other in others)][:most]
-            found.append(f"{name} ({', '.join(f'{key}={own[key]}' for key in keys)})" if keys else name)
+        for name, own in zip(names, written, strict=True):
+            keys = [key for key in own if key not in told and any(other.get(key) != own[key] for other in others)]
+            words = ", ".join(f"{key}={own[key]}" for key in keys[:most])
+            found.append(f"{name} ({words})" if words else name)
         return found
 
     long = labels(written)

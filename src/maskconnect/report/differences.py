@@ -47,9 +47,17 @@ def write_differences(rows: Sequence[Row], baseline: str, on: str, place: Path) 
                 axes.plot(row.found.interval, [y, y], color=row.colour, linewidth=2.2, solid_capstyle="butt")
                 axes.plot(row.found.mean, y, "o", color=row.colour, markersize=5.5)
         axes.set_yticks(range(len(rows)), labels)
-        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.set(ylim=(len(rows) - 0.5, -0.5), xlim=_limits(rows))
         title = f"Points of {on} accuracy over {baseline}"
         figure.suptitle(title, x=0.01, ha="left", fontsize=10, fontweight="bold")
-        note = "stroke: a pair of equal seeds   bar: the mean and its interval of 95 %"
+        note = "stroke: a pair of equal seeds   bar: the mean and its interval of 95 %, which may go on beyond the edge"
         figure.supxlabel(note, fontsize=7.5, color=SOFT, x=0.01, ha="left")
         return save(figure, place)
+
+
+def _limits(rows: Sequence[Row]) -> tuple[float, float]:
+    """Every pair is seen, and zero; an interval of few pairs can be so wide that nothing else would be."""
+    pairs = [0.0, *(pair for row in rows for pair in row.pairs)]
+    low, high = min(pairs), max(pairs)
+    margin = 0.3 * (high - low) or 1.0
+    return low - margin, high + margin
