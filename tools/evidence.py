@@ -53,4 +53,6 @@ def _table(words: list[str]) -> str:
 if __name__ == "__main__":
     page = PAGE.read_text()
     PAGE.write_text(refreshed(page, PAGE.parent / "evidence", figures=True))
+    for drawn in (PAGE.parent / "images").glob("evidence-*.png"):
+        drawn.unlink()  # the page shows the SVG
     print(f"{len(COMMAND.findall(page))} tables of {os.path.relpath(PAGE)} written anew")
