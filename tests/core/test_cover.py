@@ -78,3 +78,8 @@ def test_a_saved_network_remembers(tmp_path):
     model = mc.resnext(11, 4, 4, 10, 1, use_all=True)
     mc.save(model, tmp_path / "saved")
     assert mc.load(tmp_path / "saved").stack.masks.use_all
+
+
+def test_it_is_true_or_false():
+    with pytest.raises(mc.ConfigError, match="use_all is 'no'; it must be True or False"):
+        mc.MaskedStack(mlp_blocks(3), 1, use_all="no")

@@ -18,12 +18,14 @@ AGGREGATIONS = ("mean", "sum", "root", "scaled")
 CREDITS = ("whole", "new")
 
 
-def check_options(aggregation: Any, align: Any, seed: Any) -> None:
+def check_options(aggregation: Any, align: Any, use_all: Any, seed: Any) -> None:
     """The arguments that need nothing but a look."""
     if not callable(aggregation) and not (isinstance(aggregation, str) and aggregation in AGGREGATIONS):
         raise unknown_name("aggregation", aggregation, AGGREGATIONS, or_else=", or a callable")
     if align is not None and not callable(align):
         raise ConfigError(f"align is {align!r}; it must be a callable fn(source, shape).")
+    if not isinstance(use_all, bool):
+        raise ConfigError(f"use_all is {use_all!r}; it must be True or False.")
     if not 0 <= integer("seed", seed) < 2**63:
         raise ConfigError(f"seed is {seed}; it must be at least 0 and below 2**63.")
 

@@ -73,7 +73,7 @@ class MaskedStack(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        check_options(aggregation, align, seed)
+        check_options(aggregation, align, use_all, seed)
         check_credit(mask_credit, aggregation)
         self.blocks, self.layout = register(modules)
         self.aggregation, self.align, self.mask_credit = aggregation, align, mask_credit
@@ -86,7 +86,7 @@ class MaskedStack(nn.Module):
         decay = decay_of(mask_init)
         self.scales: nn.Parameter | None = None
         self.masks = ConnectivityMasks(
-            self.layout, candidates, counts or [], fixed=fixed, decay=decay, use_all=bool(use_all), seed=int(seed)
+            self.layout, candidates, counts or [], fixed=fixed, decay=decay, use_all=use_all, seed=int(seed)
         )
         if aggregation == "scaled":
             if self.layout.layered:
