@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from maskconnect.core.sampling import draw_distinct, largest, normalize_
+from maskconnect.core.sampling import largest, noisy_scores, normalize_
 
 
 def exact_probabilities(weights, fan_in):
@@ -30,7 +30,8 @@ def drawn_sets(weights, fan_in, draws, seed=0, temperature=1.0):
     everything = torch.ones_like(real_TS, dtype=torch.bool)
     generator = torch.Generator().manual_seed(seed)
     counts_T = torch.full((draws,), fan_in)
-    mask_TS = draw_distinct(real_TS, everything, counts_T, generator=generator, temperature=temperature)
+    score_TS = noisy_scores(real_TS, everything, generator=generator, temperature=temperature)
+    mask_TS = largest(score_TS, counts_T)
     return [tuple(row.nonzero().flatten().tolist()) for row in mask_TS]
 
 
@@ -94,7 +95,7 @@ def test_every_row_has_exactly_its_fan_in_of_ones_all_of_them_candidates(rows, f
     fan_in_T = torch.tensor([min(fan_in, len(row)) for row in rows])
     normalize_(real_TS, candidate_TS)
     torch.testing.assert_close(real_TS.sum(dim=1), torch.ones(len(rows)))
-    mask_TS = draw_distinct(real_TS, candidate_TS, fan_in_T, generator=torch.Generator().manual_seed(seed))
+    mask_TS = largest(noisy_scores(real_TS, candidate_TS, generator=torch.Generator().manual_seed(seed)), fan_in_T)
     assert torch.equal(mask_TS.sum(dim=1), fan_in_T)
     assert not (mask_TS & ~candidate_TS).any()
     active_T = (mask_TS & (real_TS > 0)).sum(dim=1)
@@ -110,7 +111,8 @@ def test_a_row_of_zeros_becomes_uniform_over_its_candidates_only():
 def test_all_targets_are_drawn_in_one_call_and_independently():
     real_TS = torch.full((1000, 6), 1 / 6)
     everything = torch.ones_like(real_TS, dtype=torch.bool)
-    mask_TS = draw_distinct(real_TS, everything, torch.full((1000,), 2), generator=torch.Generator().manual_seed(0))
+    score_TS = noisy_scores(real_TS, everything, generator=torch.Generator().manual_seed(0))
+    mask_TS = largest(score_TS, torch.full((1000,), 2))
     assert len(set(map(tuple, mask_TS.tolist()))) == 15  # all pairs of six occur
 
 

@@ -13,17 +13,10 @@ UNLIKELY = -1e4
 """The score of a zero entry, below the logarithm of every positive float: drawn only when those run out (D6)."""
 
 
-def draw_distinct(
-    real_TS: Tensor, candidate_TS: Tensor, fan_in_T: Tensor, *, generator: torch.Generator, temperature: float = 1.0
-) -> Tensor:
-    """Activate `fan_in` distinct sources a target, likelier where the real mask is larger."""
-    return largest(noisy_scores(real_TS, candidate_TS, generator=generator, temperature=temperature), fan_in_T)
-
-
 def noisy_scores(
     real_TS: Tensor, candidate_TS: Tensor, *, generator: torch.Generator, temperature: float = 1.0
 ) -> Tensor:
-    """log m~ + Gumbel noise: its K largest are distributed exactly as K draws without replacement from Mult(m~).
+    """log m~ + Gumbel noise: its K `largest` are distributed exactly as K draws without replacement from Mult(m~).
 
     Noise is drawn in float64 and for paddings too, so that a draw always takes as many numbers. With a
     `temperature` T below 1 draws are those from Mult(m~^(1/T)), the nearer to the top-K the lower it is.
