@@ -124,7 +124,7 @@ def test_differences_are_drawn(folder, type_in, tmp_path, given):
 
 def test_a_row_has_the_colour_of_its_verdict():
     def colour(*pairs):
-        return Row("", pairs, paired_difference(pairs, [0.0] * len(pairs))).colour
+        return Row("", paired_difference(pairs, [0.0] * len(pairs))).colour
 
     assert colour(1.0, 1.1, 1.2) == BETTER
     assert colour(-1.0, -1.1, -1.2) == WORSE

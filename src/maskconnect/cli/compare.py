@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> None:
     if args.figure is not None:
         from maskconnect.report.differences import Row, write_differences
 
-        drawn = [Row(side.label, side.pairs(baseline), d) for side, d in zip(others, differences, strict=True)]
+        drawn = [Row(side.label, d) for side, d in zip(others, differences, strict=True)]
         place = args.figure.with_suffix("") if args.figure.suffix in (".svg", ".png") else args.figure
         place.parent.mkdir(parents=True, exist_ok=True)
         write_differences(drawn, baseline.label, args.on, place)

@@ -30,10 +30,6 @@ class Side:
         """By how much it is better, over the seeds that both have."""
         return difference_by_seed(self.accuracy, baseline.accuracy)
 
-    def pairs(self, baseline: Side) -> list[float]:
-        """The difference of each seed that both have."""
-        return [found - baseline.accuracy[seed] for seed, found in self.accuracy.items() if seed in baseline.accuracy]
-
 
 def sides_of(places: Sequence[Path], on: str = "test") -> list[Side]:
     """The runs by recipe, in the order in which they were named; all must be of the same test images.

@@ -19,7 +19,6 @@ class Row:
     """One thing beside the baseline."""
 
     label: str
-    pairs: Sequence[float]  # the difference of each
     found: Difference
 
     @property
@@ -42,7 +41,7 @@ def write_differences(rows: Sequence[Row], baseline: str, on: str, place: Path) 
         axes = figure.add_subplot()
         axes.axvline(0, color=FAINT, linewidth=1.2)
         for y, row in enumerate(rows):
-            axes.plot(row.pairs, [y] * len(row.pairs), "|", color=FAINT, markersize=9, markeredgewidth=1)
+            axes.plot(row.found.pairs, [y] * row.found.count, "|", color=FAINT, markersize=9, markeredgewidth=1)
             if row.found.interval is not None:
                 axes.plot(row.found.interval, [y, y], color=row.colour, linewidth=2.2, solid_capstyle="butt")
                 axes.plot(row.found.mean, y, "o", color=row.colour, markersize=5.5)
@@ -57,7 +56,7 @@ def write_differences(rows: Sequence[Row], baseline: str, on: str, place: Path) 
 
 def _limits(rows: Sequence[Row]) -> tuple[float, float]:
     """Every pair is seen, and zero; an interval of few pairs can be so wide that nothing else would be."""
-    pairs = [0.0, *(pair for row in rows for pair in row.pairs)]
+    pairs = [0.0, *(pair for row in rows for pair in row.found.pairs)]
     low, high = min(pairs), max(pairs)
     margin = 0.3 * (high - low) or 1.0
     return low - margin, high + margin

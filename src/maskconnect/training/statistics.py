@@ -31,10 +31,15 @@ def statistic(values: Sequence[float]) -> Statistic:
 class Difference:
     """By how much one thing is better than another, in runs that come in pairs."""
 
-    count: int
+    pairs: tuple[float, ...]  # the difference of each
     mean: float
     interval: tuple[float, float] | None  # of 95 %; None where pairs do not vary, or there is one only
     deviation: float | None = None  # of the pairs; None where there is one only
+
+    @property
+    def count(self) -> int:
+        """How many pairs there are."""
+        return len(self.pairs)
 
     def pairs_to_see(self, difference: float) -> int | None:
         """How many pairs it takes to see a difference so large; None where nobody knows how much pairs vary."""
@@ -55,16 +60,13 @@ class Difference:
 
 def paired_difference(ours: Sequence[float], theirs: Sequence[float]) -> Difference:
     """The mean of ours - theirs, pair by pair, and Student's interval of it."""
-    differences = [a - b for a, b in zip(ours, theirs, strict=True)]
-    count = len(differences)
-    if count < 2:
-        return Difference(count, fmean(differences) if differences else 0.0, None)
-    mean = fmean(differences)
-    if max(differences) - min(differences) < 1e-9:
-        return Difference(count, mean, None)
-    deviation = stdev(differences)
+    pairs = tuple(a - b for a, b in zip(ours, theirs, strict=True))
+    count, mean = len(pairs), fmean(pairs) if pairs else 0.0
+    if count < 2 or max(pairs) - min(pairs) < 1e-9:
+        return Difference(pairs, mean, None)
+    deviation = stdev(pairs)
     half = student_quantile(0.975, count - 1) * deviation / math.sqrt(count)
-    return Difference(count, mean, (mean - half, mean + half), deviation)
+    return Difference(pairs, mean, (mean - half, mean + half), deviation)
 
 
 def pairs_needed(deviation: float, difference: float) -> int:
