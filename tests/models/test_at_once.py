@@ -89,6 +89,20 @@ def test_steps_are_those_of_the_readable_path(name, lean, passes):
     assert passes == [True] * 3
 
 
+@pytest.mark.parametrize("lean", [False, True], ids=["", "lean"])
+@pytest.mark.parametrize("name", ["learned", "a single source", "all sources", "wide"])
+def test_blended_masks_agree(name, lean, passes):
+    model = network(**NETWORKS[name])
+    model.stack.aggregation.lean = lean
+    masks = model.stack.masks
+    masks.real.data *= torch.rand_like(masks.real)
+    masks.blend, masks.temperature = True, 0.7
+    both_ways(model, one_step)
+    assert passes == [True]
+    share_TS = masks.draw().mask_TS
+    assert name == "all sources" or ((share_TS > 0) & (share_TS < 1)).any()
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_random_wirings_images_and_fan_ins_agree(seed, passes):
     choose = torch.Generator().manual_seed(seed)

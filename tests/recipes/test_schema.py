@@ -43,6 +43,7 @@ RESNET, RESNEXT = "paper/cifar100-resnet38-learned", "paper/cifar10-resnext20-4-
         ("phase.fine.mask_lr=0.1", "a phase with mask_lr above 0 comes after one without; masks that are frozen"),
         ("phase.learn.mask_lr=0", "model.connectivity is 'learned', but phase.learn.mask_lr is 0; set it"),
         ("phase.learn.temperature=-1.0", "phase.learn.temperature is -1.0; it must be a number of 0 or more."),
+        ("phase.learn.blend=true", "phase.learn.blend is true; then phase.learn.cool_to must be 0.0"),
         ("phase.learn.cool_to=-1.0", "phase.learn.cool_to is -1.0; it must be a number of 0 or more."),
         (
             "training.mask_gradient=flat",

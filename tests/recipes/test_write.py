@@ -54,7 +54,10 @@ def test_every_field_that_is_set_is_written():
         **{"architecture": "resnet", "depth": 38, "fan_in": 10, "connectivity": "learned"},
         **{"stem": "cifar", "mask_init": "uniform", "mask_credit": "whole", "use_all": False},
     }
-    assert found["phase"][1] == {"name": "freeze", "epochs": 30, "lr": 0.1, "mask_lr": 0.0, "temperature": 1.0}
+    assert found["phase"][1] == {
+        **{"name": "freeze", "epochs": 30, "lr": 0.1},
+        **{"mask_lr": 0.0, "temperature": 1.0, "blend": False},
+    }
     assert list(found) == ["name", "about", "seed", "paper", "data", "augmentation", "model", "training", "phase"]
 
 

@@ -209,6 +209,22 @@ def test_draws_cool_down_step_by_step(tmp_path, monkeypatch):
     assert found == pytest.approx([0.8 * (1 - step / (len(found) - 1)) for step in range(len(found))])
 
 
+def test_a_run_may_blend_and_is_at_its_top_k_when_it_freezes(tmp_path, monkeypatch):
+    seen, draw = [], ConnectivityMasks.draw
+
+    def noted(masks):
+        drawn = draw(masks)
+        seen.append(drawn.mask_TS.double().max(dim=1).values.min().item())
+        return drawn
+
+    monkeypatch.setattr(ConnectivityMasks, "draw", noted)
+    recipe = runs.tiny(tmp_path, "phase.learn.blend=true", "phase.learn.cool_to=0.0", "model.fan_in=1")
+    summary = runs.run(recipe, tmp_path / "run")
+    assert seen[0] < 1  # some target reads no source as a whole
+    assert seen[-1] == 1
+    assert summary["freeze"]["drawn"] == summary["freeze"]["frozen"]
+
+
 @pytest.mark.parametrize(
     "options", [{"channels_last": True}, {"deterministic": True}, {"precision": "bf16"}, {"precision": "fp16"}], ids=str
 )

@@ -62,12 +62,21 @@ def scaled_total(sources: Sequence[Tensor], scale_S: Tensor, mask_S: Tensor | No
 
 
 def masked_total(
-    mask_S: Tensor, active: Sequence[bool], divisor: float, sources: Sequence[Tensor], credit: str = "whole"
+    mask_S: Tensor,
+    active: Sequence[bool],
+    divisor: float,
+    sources: Sequence[Tensor],
+    credit: str = "whole",
+    *,
+    blended: bool = False,
 ) -> Tensor:
-    """The same over the active ones of `sources`, with a gradient for every entry of the mask."""
+    """The same over the active ones of `sources`, with a gradient for every entry of the mask.
+
+    Where masks are `blended`, each source counts as much as its entry says; else as a whole.
+    """
     if is_reference():
         return _readable(mask_S, active, divisor, sources, credit)
-    x: Tensor = _MaskedTotal.apply(mask_S, tuple(active), divisor, credit, *sources)  # type: ignore[no-untyped-call]
+    x: Tensor = _MaskedTotal.apply(mask_S, tuple(active), divisor, credit, blended, *sources)  # type: ignore[no-untyped-call]
     return x
 
 
@@ -85,29 +94,40 @@ def _readable(mask_S: Tensor, active: Sequence[bool], divisor: float, sources: S
 class _MaskedTotal(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, mask_S: Tensor, active: tuple[bool, ...], divisor: float, credit: str, *sources: Tensor
+        ctx: Any, mask_S: Tensor, active: tuple[bool, ...], divisor: float, credit: str, blended: bool, *sources: Tensor
     ) -> Tensor:
-        ctx.mask_dtype, ctx.active, ctx.divisor, ctx.credit = mask_S.dtype, active, divisor, credit
-        ctx.save_for_backward(*sources)
-        read = [y for y, on in zip(sources, active, strict=True) if on]
-        x = total(read, divisor)
-        return x.clone() if x is read[0] else x
+        ctx.active, ctx.divisor, ctx.credit, ctx.blended = active, divisor, credit, blended
+        ctx.save_for_backward(mask_S, *sources)
+        x = _MaskedTotal.made_of(ctx, mask_S, sources)
+        return x.clone() if any(x is y for y in sources) else x
+
+    @staticmethod
+    def made_of(ctx: Any, mask_S: Tensor, sources: Sequence[Tensor]) -> Tensor:
+        read = [(m, y) for m, y, on in zip(mask_S, sources, ctx.active, strict=True) if on]
+        if ctx.blended:
+            return _weighted([(m / ctx.divisor, y) for m, y in read])
+        return total([y for _, y in read], ctx.divisor)
 
     @staticmethod
     def backward(ctx: Any, grad_x: Tensor) -> tuple[Tensor | None, ...]:
-        sources = ctx.saved_tensors
+        mask_S, *sources = ctx.saved_tensors
         grad_x = grad_x / ctx.divisor if ctx.divisor > 1 else grad_x
         if grad_x.dim() == 4:
             grad_x = grad_x.contiguous(memory_format=layout_of(sources[0]))  # else every product would copy it
         grad_S = None
         if ctx.needs_input_grad[0]:
-            grad_S = torch.stack(_inner_products(grad_x, sources)).to(ctx.mask_dtype)
+            grad_S = torch.stack(_inner_products(grad_x, sources)).to(mask_S.dtype)
             if ctx.credit == "new":
-                x = total([y for y, on in zip(sources, ctx.active, strict=True) if on], ctx.divisor)
+                x = _MaskedTotal.made_of(ctx, mask_S, sources)
                 along, length, *along_S = _inner_products(x, [grad_x, x, *sources])
                 grad_S -= (along / length.clamp_min(torch.finfo(length.dtype).tiny)) * torch.stack(along_S)
-        wanted = zip(sources, ctx.active, ctx.needs_input_grad[4:], strict=True)
-        return grad_S, None, None, None, *(grad_x.to(y.dtype) if on and needs else None for y, on, needs in wanted)
+        wanted = [on and needs for on, needs in zip(ctx.active, ctx.needs_input_grad[5:], strict=True)]
+        factors = mask_S if ctx.blended else [None] * len(sources)
+        grads = [
+            None if not give else (grad_x if m is None else grad_x * m.to(grad_x.dtype)).to(y.dtype)
+            for m, y, give in zip(factors, sources, wanted, strict=True)
+        ]
+        return grad_S, None, None, None, None, *grads
 
 
 class _ScaledTotal(torch.autograd.Function):
@@ -115,11 +135,7 @@ class _ScaledTotal(torch.autograd.Function):
     def forward(ctx: Any, mask_S: Tensor | None, scale_S: Tensor, *sources: Tensor) -> Tensor:
         ctx.active = (True,) * len(sources) if mask_S is None else tuple((mask_S != 0).tolist())
         ctx.save_for_backward(scale_S, *sources)
-        first, *others = [(a, y) for a, y, on in zip(scale_S, sources, ctx.active, strict=True) if on]
-        x: Tensor = first[1] * first[0].to(first[1].dtype)
-        for a, y in others:
-            x.addcmul_(y, a.to(y.dtype))
-        return x
+        return _weighted([(a, y) for a, y, on in zip(scale_S, sources, ctx.active, strict=True) if on])
 
     @staticmethod
     def backward(ctx: Any, grad_x: Tensor) -> tuple[Tensor | None, ...]:
@@ -138,6 +154,17 @@ class _ScaledTotal(torch.autograd.Function):
             torch.where(active_S, product_S, 0),
             *(grad_x * a.to(y.dtype) if on and needs else None for a, y, on, needs in wanted),
         )
+
+
+def _weighted(terms: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """The sum of tensors, each times a number."""
+    (a, y), *others = terms
+    dtype = reduce(torch.promote_types, (y.dtype for _, y in terms))
+    wide = torch.float32 if dtype == torch.float16 else dtype  # a sum in float16 may overflow
+    x: Tensor = y.to(wide) * a.to(wide)
+    for a, y in others:
+        x.addcmul_(y.to(wide), a.to(wide))
+    return x.to(dtype)
 
 
 def _inner_products(a: Tensor, others: Sequence[Tensor]) -> list[Tensor]:

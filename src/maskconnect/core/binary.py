@@ -18,23 +18,31 @@ from maskconnect.core.wiring import Layout, Sources, reaching_output
 
 @dataclass(frozen=True, eq=False)
 class BinaryMasks:
-    """The binary masks of one forward pass, as a tensor on the host and as the wiring that they mean."""
+    """The binary masks of one forward pass, as a tensor on the host and as the wiring that they mean.
+
+    Blended masks (`ConnectivityMasks.blend`) are shares between 0 and 1: more than K sources are active, each in part.
+    """
 
     mask_TS: Tensor
     sources: Sources  # the active ones of every module
+    fan_in: tuple[int, ...]  # K of every module: what its mask adds up to
     alive: tuple[bool, ...]  # which modules can reach the output
     readers: tuple[int, ...]  # how many targets read each module
 
 
-def read_masks(mask_TS: Tensor, layout: Layout, candidates: Sources) -> BinaryMasks:
-    """What a matrix of binary masks means."""
+def read_masks(
+    mask_TS: Tensor, layout: Layout, candidates: Sources, fan_in: Sequence[int] | None = None
+) -> BinaryMasks:
+    """What a matrix of binary masks means; `fan_in`, one number a target, is asked for where it is blended."""
     active: list[tuple[int, ...]] = [()] * layout.targets.start
     for target, row in zip(layout.targets, mask_TS.tolist(), strict=True):
         active.append(tuple(k for k, on in zip(candidates[target], row, strict=False) if on))
     sources = tuple(active)
     count = Counter(k for row in sources for k in row)
     alive = reaching_output(sources, layout.layers[-1])
-    return BinaryMasks(mask_TS, sources, alive, tuple(count[k] for k in range(len(sources))))
+    readers = tuple(count[k] for k in range(len(sources)))
+    counts = tuple(map(len, sources)) if fan_in is None else (*[0] * layout.targets.start, *fan_in)
+    return BinaryMasks(mask_TS, sources, counts, alive, readers)
 
 
 def write_mask(sources: Sources, layout: Layout, candidates: Sources) -> Tensor:

@@ -26,7 +26,7 @@ class Inputs:
     candidates: Sources
     masks: BinaryMasks
     real: Tensor
-    rows: tuple[Tensor, ...] | None  # the binary mask of each target, while masks are learned
+    rows: tuple[Tensor, ...] | None  # the mask of each target, binary or blended, while masks are learned
     aggregation: str | Callable[[Sequence[Any], Tensor], Any] | LayerAggregation
     credit: str = "whole"  # what of a source counts for its mask: "whole", or what is "new" beside the rest
     scales: Tensor | None = None  # learned ones of all candidates of all targets, if the aggregation has such
@@ -64,13 +64,14 @@ class Inputs:
         assert self.rows is not None
         row = self.rows[target - self.layout.targets.start]
         read = set(self.masks.sources[target])
-        active = [k in read for k in self.candidates[target]]
+        active, blended = [k in read for k in self.candidates[target]], self.masks.fan_in[target] < len(read)
         if callable(self.aggregation):
             return self.aggregation([y if on else _detached(y) for y, on in zip(sources, active, strict=True)], row)
         if (scale_S := self._scale(target)) is not None:
-            return scaled_total(sources, scale_S, row)
+            return scaled_total(sources, scale_S * row) if blended else scaled_total(sources, scale_S, row)
         assert isinstance(self.aggregation, str)
-        return masked_total(row, active, divisor_of(self.aggregation, len(read)), sources, self.credit)
+        divisor = divisor_of(self.aggregation, self.masks.fan_in[target])
+        return masked_total(row, active, divisor, sources, self.credit, blended=blended)
 
     def _scale(self, target: int) -> Tensor | None:
         """The learned scales of the candidates of a target."""
@@ -103,6 +104,7 @@ class Inputs:
                 candidates=tuple(k - start for k in candidates),
                 active=tuple(k in read for k in candidates),
                 mask_S=None if self.rows is None else self.rows[target - self.layout.targets.start],
+                fan_in=self.masks.fan_in[target],
                 alive=self.masks.alive[target],
             )
         return readers
@@ -110,7 +112,7 @@ class Inputs:
     def _everything(self) -> Reader:
         """The output of a layered stack, as the reader of the last layer."""
         branches = len(self.layout.layers[-1])
-        return Reader(tuple(range(branches)), (True,) * branches, None, alive=True)
+        return Reader(tuple(range(branches)), (True,) * branches, None, branches, alive=True)
 
     def at_once(self, modules: Sequence[nn.Module], x: Any) -> tuple[Any, Any] | None:
         """What the first module of the second layer read, and the output of the stack; None without such a way."""

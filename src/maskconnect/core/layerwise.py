@@ -23,17 +23,14 @@ class Reader:
     candidates: tuple[int, ...]  # branches of the layer before
     active: tuple[bool, ...]  # which of its candidates
     mask_S: Tensor | None  # the same with a gradient, while masks are learned
+    fan_in: int  # K_j: how many are active, or what their shares add up to
     alive: bool  # whether it can reach the output
-
-    @property
-    def fan_in(self) -> int:
-        """K_j, how many branches it reads."""
-        return sum(self.active)
 
     def total(self, outputs: Mapping[int, Tensor], divisor: int = 1) -> Tensor:
         """The sum of the outputs that it reads, divided; through it the mask learns from all candidates (Eq. 1)."""
         if self.mask_S is not None:
-            return masked_total(self.mask_S, self.active, divisor, [outputs[k] for k in self.candidates])
+            sources = [outputs[k] for k in self.candidates]
+            return masked_total(self.mask_S, self.active, divisor, sources, blended=self.fan_in < sum(self.active))
         read = [outputs[k] for k, on in zip(self.candidates, self.active, strict=True) if on]
         return total(read, divisor)
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from maskconnect.core.aggregate import straight_through
 from maskconnect.core.binary import BinaryMasks, padded, read_masks, write_mask
 from maskconnect.core.cover import cover
-from maskconnect.core.sampling import largest, noisy_scores, normalize_
+from maskconnect.core.sampling import largest, noisy_scores, normalize_, shares
 from maskconnect.core.wiring import Layout, Sources
 from maskconnect.errors import CheckpointError, ConnectivityError
 
@@ -53,6 +53,7 @@ class ConnectivityMasks(nn.Module):
         self.generator = torch.Generator().manual_seed(seed)
         self.learned = fixed is None
         self.temperature = 1.0  # of the draws: 1 is the paper's, 0 takes the top-K itself
+        self.blend = False  # whether a pass reads all candidates, each in part, where it would draw K of them
         self._fixed: BinaryMasks | None = None
         self._seen: tuple[int, int] | None = None
 
@@ -94,7 +95,7 @@ class ConnectivityMasks(nn.Module):
 
     @torch.no_grad()
     def draw(self) -> BinaryMasks:
-        """Normalise the real masks, written back as in Algorithm 1, and draw binary ones from them."""
+        """Normalise the real masks, written back as in Algorithm 1, and draw binary ones from them, or blend them."""
         real_TS = self._on_host()
         normalize_(real_TS, self._candidate_TS)
         self.real.copy_(real_TS)
@@ -102,6 +103,8 @@ class ConnectivityMasks(nn.Module):
             top = self.top()
             self.binary.copy_(top.mask_TS)
             return top
+        if self.blend:
+            return self._blended(real_TS)
         score_TS = noisy_scores(real_TS, self._candidate_TS, generator=self.generator, temperature=self.temperature)
         drawn = self._best(score_TS, largest(score_TS, self._fan_in_T))
         self.binary.copy_(drawn.mask_TS)
@@ -111,9 +114,22 @@ class ConnectivityMasks(nn.Module):
     def top(self) -> BinaryMasks:
         """The top-K of every real mask; of equal entries the preferred one (D13)."""
         real_TS = self._on_host().masked_fill_(~self._candidate_TS, -torch.inf)
+        return self._best(real_TS, self._preferred(real_TS))
+
+    def _preferred(self, real_TS: Tensor) -> Tensor:
         order_TS = self._preferred_first_TS
         chosen_TS = largest(real_TS.gather(1, order_TS), self._fan_in_T)
-        return self._best(real_TS, torch.zeros_like(chosen_TS).scatter_(1, order_TS, chosen_TS))
+        return torch.zeros_like(chosen_TS).scatter_(1, order_TS, chosen_TS)
+
+    def _blended(self, real_TS: Tensor) -> BinaryMasks:
+        """The shares of all candidates, which go over to the top-K as the temperature goes to 0."""
+        top_TS, plain_TS = self.top().mask_TS, self._preferred(real_TS)
+        self.binary.copy_(top_TS)
+        for t in (top_TS != plain_TS).any(dim=1).nonzero().flatten().tolist():  # two that were swapped swap shares too
+            new, old = (top_TS[t] & ~plain_TS[t]).nonzero(), (plain_TS[t] & ~top_TS[t]).nonzero()
+            real_TS[t, new], real_TS[t, old] = real_TS[t, old], real_TS[t, new]
+        share_TS = shares(real_TS, self._candidate_TS, self._fan_in_T, temperature=self.temperature)
+        return read_masks(share_TS, self.layout, self.candidates, self._fan_in_T.tolist())
 
     def _best(self, score_TS: Tensor, mask_TS: Tensor) -> BinaryMasks:
         """What masks of the largest scores mean; where all modules are to be used, the best that use them."""

@@ -35,6 +35,24 @@ def largest(score_TS: Tensor, fan_in_T: Tensor) -> Tensor:
     return torch.zeros_like(chosen_TS).scatter_(1, order_TS, chosen_TS)
 
 
+def shares(real_TS: Tensor, candidate_TS: Tensor, fan_in_T: Tensor, *, temperature: float) -> Tensor:
+    """min(1, c m~^(1/T)) of every entry, with c such that a row adds up to K: at 0 the top-K, at 1 in proportion to m~.
+
+    Draws of K in which every source has this chance are what the blend is the mean of.
+    """
+    log_TS = real_TS.double().log().clamp_(min=UNLIKELY).masked_fill_(~candidate_TS, -torch.inf)
+    whole_TS = torch.zeros_like(candidate_TS)  # those with a share of 1; what is left goes to the others
+    while True:
+        rest_TS = log_TS.masked_fill(whole_TS, -torch.inf)
+        rest_TS = (rest_TS - rest_TS.amax(dim=1, keepdim=True).clamp_min_(UNLIKELY)).div_(temperature).exp_()
+        left_T1 = fan_in_T[:, None] - whole_TS.sum(dim=1, keepdim=True)
+        share_TS = left_T1 * rest_TS / rest_TS.sum(dim=1, keepdim=True).clamp_min_(1)
+        over_TS = share_TS >= 1
+        if not over_TS.any():
+            return share_TS.masked_fill_(whole_TS, 1)
+        whole_TS |= over_TS
+
+
 def normalize_(real_TS: Tensor, candidate_TS: Tensor) -> None:
     """Make every row sum to 1, in place; a row of zeros becomes uniform over its candidates (D6)."""
     total_T1 = real_TS.sum(dim=1, keepdim=True)

@@ -178,6 +178,7 @@ class Phase:
     mask_lr: float = 0.0
     temperature: float = 1.0  # of the draws: 1 as in the paper, 0 takes the top-K itself
     cool_to: float | None = None  # the temperature goes from there to here, step by step
+    blend: bool = False  # whether to read all candidates, each in part, where the paper draws K of them
 
     def __post_init__(self) -> None:
         _at_least(1, f"phase.{self.name}.epochs", self.epochs)
@@ -186,6 +187,11 @@ class Phase:
         _rate(f"phase.{self.name}.temperature", self.temperature)
         if self.cool_to is not None:
             _rate(f"phase.{self.name}.cool_to", self.cool_to)
+        if self.blend and self.cool_to != 0:
+            raise ConfigError(
+                f"phase.{self.name}.blend is true; then phase.{self.name}.cool_to must be 0.0, so that at its end "
+                "K sources are read as a whole, and no other."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -224,7 +224,7 @@ class Run:
         """Algorithm 1 for one batch; `mc.attach` clips the masks after the optimizer's step."""
         optimizer, scaler, parts = self.state.optimizer, self.state.scaler, self.recipe.training.accumulate
         for masks in masks_of(self.network):
-            masks.temperature = self.schedule.temperature
+            masks.temperature, masks.blend = self.schedule.temperature, self.schedule.phase.blend
         before = [buffer.clone() for buffer in statistics(self.network)] if self.how.skip_nonfinite else []
         count = self.images.train.images_of(self.state.position.batch)
         step = gradients(

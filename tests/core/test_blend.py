@@ -1,0 +1,135 @@
+"""Blended masks: all candidates are read, each in part, and the parts become the top-K as the temperature falls."""
+
+import copy
+
+import pytest
+import torch
+from networks import conv_blocks, mlp_blocks, mlp_layers
+
+import maskconnect as mc
+from maskconnect.core.aggregate import masked_total
+from maskconnect.core.reference import reference
+from maskconnect.core.sampling import shares
+
+X = torch.randn(3, 4, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+REAL_TS = torch.tensor([[0.5, 0.3, 0.2, 0.0], [0.9, 0.05, 0.05, 0.0], [0.25, 0.25, 0.25, 0.25], [1.0, 0.0, 0.0, 0.0]])
+CANDIDATE_TS = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 1, 1]]).bool()
+
+
+def blended(stack, temperature=0.5, seed=0):
+    """The stack with uneven masks, which it blends."""
+    masks = stack.masks
+    generator = torch.Generator().manual_seed(seed)
+    masks.real.data *= 0.2 + torch.rand(masks.real.shape, generator=generator)
+    masks.blend, masks.temperature = True, temperature
+    return stack
+
+
+@pytest.mark.parametrize("temperature", [1, 0.5, 0.1, 1e-3, 1e-300])
+@pytest.mark.parametrize("fan_in", [1, 2, 3])
+def test_shares_add_up_to_k_and_none_is_more_than_a_whole(fan_in, temperature):
+    share_TS = shares(REAL_TS, CANDIDATE_TS, torch.tensor([fan_in] * 4), temperature=temperature)
+    torch.testing.assert_close(share_TS.sum(dim=1), torch.full((4,), float(fan_in), dtype=torch.float64))
+    assert share_TS.min() >= 0
+    assert share_TS.max() <= 1
+    assert not share_TS[~CANDIDATE_TS].any()
+
+
+def test_shares_are_in_proportion_to_the_masks_until_one_is_whole_and_at_last_the_top_k():
+    def found(fan_in, temperature):
+        share_TS = shares(REAL_TS[:1], CANDIDATE_TS[:1], torch.tensor([fan_in]), temperature=temperature)
+        return share_TS[0].tolist()
+
+    assert found(1, 1) == pytest.approx([0.5, 0.3, 0.2, 0])
+    assert found(2, 1) == pytest.approx([1, 0.6, 0.4, 0])
+    assert found(1, 0.5) == pytest.approx([x / 38 for x in (25, 9, 4, 0)])
+    assert found(2, 0.001) == [1, 1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "credit"),
+    [(a, c) for a in ("mean", "sum", "root") for c in ("whole", "new")] + [("scaled", "whole")],
+)
+def test_it_is_eq_1_with_shares_in_the_place_of_ones_forward_and_backward(aggregation, credit):
+    stack = blended(mc.MaskedStack(conv_blocks(), 2, aggregation=aggregation, mask_credit=credit)).double()
+    twin = copy.deepcopy(stack)
+    x, y = X.clone().requires_grad_(), X.clone().requires_grad_()
+    ours = stack(x)
+    ours.square().sum().backward()
+    with reference():
+        theirs = twin(y)
+        theirs.square().sum().backward()
+    torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(x.grad, y.grad)
+    for (name, ours), (_, theirs) in zip(stack.named_parameters(), twin.named_parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, msg=name)
+
+
+def test_what_a_target_reads_can_be_written_down():
+    stack = blended(mc.MaskedStack(mlp_blocks(4), 2))
+    read = []
+    stack.blocks[3].register_forward_pre_hook(lambda module, args: read.append(args[0]))
+    outputs = []
+    for block in stack.blocks[:3]:
+        block.register_forward_hook(lambda module, args, y: outputs.append(y))
+    stack(torch.randn(5, 6))
+    share_S = stack.masks.draw().mask_TS[-1, :3].float()
+    assert ((share_S > 0) & (share_S <= 1)).all()
+    expected = sum(p * y for p, y in zip(share_S, outputs, strict=True)) / 2
+    torch.testing.assert_close(read[0], expected)
+
+
+def test_every_candidate_is_trained():
+    stack = blended(mc.MaskedStack(mlp_blocks(5), 1))
+    stack(torch.randn(3, 6)).square().sum().backward()
+    assert all(p.grad.any() for p in stack.blocks.parameters())
+
+
+@pytest.mark.parametrize("use_all", [False, True])
+@pytest.mark.parametrize("layered", [False, True])
+def test_as_the_temperature_falls_nothing_jumps_until_the_freeze(layered, use_all):
+    modules = mlp_layers(4, 4) if layered else mlp_blocks(8)
+    stack = blended(mc.MaskedStack(modules, 1 if layered else 2, use_all=use_all), temperature=1e-9, seed=3)
+    x = torch.randn(3, 6)
+    last = stack(x)
+    stack.masks.temperature = 0.0
+    torch.testing.assert_close(stack(x), last)
+    mc.freeze(stack)
+    torch.testing.assert_close(stack(x), last)
+    if use_all:
+        assert all(stack.masks.fixed.readers[: stack.layout.layers[-1].start])
+
+
+def test_a_blend_takes_no_random_numbers():
+    stack = blended(mc.MaskedStack(mlp_blocks(5), 2))
+    before = stack.masks.generator.get_state()
+    x = torch.randn(3, 6)
+    assert torch.equal(stack(x), stack(x))
+    assert torch.equal(stack.masks.generator.get_state(), before)
+
+
+def test_an_aggregation_of_ones_own_gets_the_shares():
+    seen = []
+
+    def weighted(sources, mask):
+        seen.append(mask.detach())
+        return sum(m * y for m, y in zip(mask, sources, strict=True))
+
+    stack = blended(mc.MaskedStack(mlp_blocks(4), 2, aggregation=weighted))
+    stack(torch.randn(3, 6)).sum().backward()
+    assert seen[-1].sum().item() == pytest.approx(2)
+    assert (stack.masks.real.grad[-1] != 0).all()
+
+
+def test_sources_of_half_precision_are_added_up_in_single():
+    sources = [torch.full((2, 3), value, dtype=torch.float16) for value in (60000.0, 60000.0, -60000.0)]
+    x = masked_total(torch.full((3,), 0.75), [True] * 3, 1, sources, blended=True)
+    assert x.dtype == torch.float16
+    assert (x == 45000).all()  # on the way it is 90000, too much for float16
+
+
+def test_sources_may_differ_in_precision():
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = blended(mc.MaskedStack([torch.nn.Identity(), torch.nn.Linear(6, 6), torch.nn.Identity()], 1))
+        mixed(torch.randn(3, 6)).float().sum().backward()
+    assert mixed.masks.real.grad[-1].isfinite().all()
