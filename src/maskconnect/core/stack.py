@@ -43,8 +43,8 @@ class MaskedStack(nn.Module):
             (K of them, seeded), or an explicit wiring in the form of `wiring`, such as `mc.wiring_of` returns.
         aggregation: "mean", "sum", "root" (the sum over the root of K), "scaled" (a learned factor a connection, first
             1/K; of a list of modules only), or a callable `fn(sources, mask) -> x`, differentiable in the mask, in
-            which a source of mask 0 adds nothing. While learning it gets all candidates and a mask of zeros and ones;
-            otherwise only the active ones and a mask of ones.
+            which a source of mask 0 adds nothing. While learning it gets all candidates and a mask of zeros and ones
+            (blended: of shares); otherwise only the active ones and a mask of ones.
         align: `fn(source, shape) -> tensor`, where outputs differ in shape in a way that subsampling and
             zero-padded channels do not mend. `shape` is the output shape of the module just before the target.
         mask_credit: what of a source counts for its mask: the "whole" of it, as in the paper, or what is "new" in it,

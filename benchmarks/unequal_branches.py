@@ -1,0 +1,188 @@
+"""Does learning help where branches are *not* alike? The section "Where sources differ" of docs/evidence.md.
+
+Three layers of eight branches that do eight different things to an image (convolutions of several kinds, pooling,
+nothing at all), a reader at the end, each reading K=2 of the layer before; the images, batches and schedule of
+`quick/cifar100` with half its epochs. A run takes about a minute. Every finished one is written to
+docs/evidence/unequal_branches.json at once, and what is there is not run again; at the end the tables are printed.
+
+    python benchmarks/unequal_branches.py --data data --seeds 9 --jobs 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
+from itertools import chain
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import maskconnect as mc
+from maskconnect.core.loop import masks_of
+from maskconnect.recipes import load
+from maskconnect.training import images
+from maskconnect.training.evaluate import predict
+from maskconnect.training.options import Options, prepare
+from maskconnect.training.statistics import difference_by_seed, statistic
+
+RESULTS = Path(__file__).resolve().parent.parent / "docs" / "evidence" / "unequal_branches.json"
+WIDTH, LAYERS, FAN_IN = 32, 3, 2
+EPOCHS = ((4, 0.1), (4, 0.1), (1, 0.01), (1, 0.001))  # learn, freeze, fine, finer
+NAMES = ("3x3", "3x3 dilated", "1x1", "depthwise", "average", "maximum", "as it is", "mean of all")
+ROWS: dict[str, dict[str, Any]] = {
+    "Fixed-Random, K=2": {"connectivity": "random"},
+    "Fixed-Full": {"connectivity": "full"},
+    "Fixed-Prev, K=1 (3x3 on 3x3)": {"connectivity": "prev"},
+    "Learned, K=2, as in the paper": {"mask_lr": 0.3},
+    "Learned, K=2, rate 3, cooled": {"mask_lr": 3.0, "cooled": True},
+    "Learned, K=2, rate 3, blend": {"mask_lr": 3.0, "cooled": True, "blend": True},
+    "Learned, K=2, new, rate 3, cooled": {"mask_lr": 3.0, "mask_credit": "new", "cooled": True},
+    "Learned, K=2, new, rate 3, blend": {"mask_lr": 3.0, "mask_credit": "new", "cooled": True, "blend": True},
+}
+
+
+Results = dict[str, dict[str, Any]]
+"""What came of each seed of each row."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run what is missing, and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path("data"))
+    parser.add_argument("--seeds", type=int, default=9, help="how many, from 0 on (default 9)")
+    parser.add_argument("--jobs", type=int, default=1, help="how many at the same time (default 1)")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where results are, and go")
+    parser.add_argument("--show", choices=TABLES, help="run nothing; print this table of what there is")
+    args = parser.parse_args(argv)
+    found: Results = json.loads(args.results.read_text()) if args.results.is_file() else {}
+    if args.show:
+        print_table(TABLES[args.show](found))
+        return
+    missing = [(row, s) for s in range(args.seeds) for row in ROWS if str(s) not in found.get(row, {})]
+    with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
+        running = {pool.submit(train, row, seed, args.data): (row, seed) for row, seed in missing}
+        for job in as_completed(running):
+            row, seed = running[job]
+            found.setdefault(row, {})[str(seed)] = job.result()
+            args.results.write_text(json.dumps(found) + "\n")
+            print(f"{row}, seed {seed}: {job.result()['test']:.2f} %", flush=True)
+    for table in TABLES.values():
+        print_table(table(found))
+
+
+def branch(name: str) -> nn.Module:
+    """One of the eight, with a batch norm and a ReLU behind it."""
+    conv = partial(nn.Conv2d, WIDTH, WIDTH, bias=False)
+    what: dict[str, nn.Module] = {
+        "3x3": conv(3, padding=1),
+        "3x3 dilated": conv(3, padding=2, dilation=2),
+        "1x1": conv(1),
+        "depthwise": conv(3, padding=1, groups=WIDTH),
+        "average": nn.AvgPool2d(3, 1, 1),
+        "maximum": nn.MaxPool2d(3, 1, 1),
+        "as it is": nn.Identity(),
+        "mean of all": MeanOfAll(),
+    }
+    return nn.Sequential(what[name], nn.BatchNorm2d(WIDTH), nn.ReLU())
+
+
+class MeanOfAll(nn.Module):
+    """Every pixel becomes the mean of the image."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The same size as before."""
+        return x.mean(dim=(2, 3), keepdim=True).expand_as(x)
+
+
+def network(classes: int, seed: int, **options: Any) -> nn.Sequential:
+    """A stem, the layers, and a reader."""
+    torch.manual_seed(seed)
+    stem = nn.Sequential(nn.Conv2d(3, WIDTH, 3, padding=1, bias=False), nn.BatchNorm2d(WIDTH), nn.ReLU())
+    reader = nn.Sequential(branch("3x3"), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(WIDTH, classes))
+    layers: list[list[nn.Module]] = [[branch(name) for name in NAMES] for _ in range(LAYERS)]
+    layers.append([reader])
+    return nn.Sequential(stem, mc.MaskedStack(layers, FAN_IN, seed=seed, **options))
+
+
+def train(row: str, seed: int, data: Path) -> dict[str, Any]:
+    """Train one network; what came of it."""
+    options = dict(ROWS[row])
+    mask_lr, cooled, blend = options.pop("mask_lr", 0.0), options.pop("cooled", False), options.pop("blend", False)
+    recipe, how = load("quick/cifar100", [f"seed={seed}"]), Options(device="cpu", threads=1, data=data)
+    machine = prepare(how)
+    given = images.prepare(recipe, how, torch.device("cpu"))
+    model = network(len(given.classes), seed, **options)
+    (masks,) = masks_of(model)
+    masks.blend = blend
+    groups = mc.param_groups(model, lr=0.0, mask_lr=mask_lr, weight_decay=recipe.training.weight_decay)
+    optimizer = torch.optim.SGD(groups, momentum=recipe.training.momentum)
+    mc.attach(optimizer, model)
+    first = 0
+    for phase, (epochs, lr) in enumerate(EPOCHS):
+        if phase == 1:
+            mc.freeze(model)
+        optimizer.param_groups[0]["lr"] = lr  # of the weights
+        steps = epochs * len(given.train)
+        for step, (x, y) in enumerate(chain.from_iterable(map(given.train.epoch, range(first, first + epochs)))):
+            masks.temperature = 1 - step / (steps - 1) if cooled else 1.0
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        first += epochs
+    assert given.validation is not None
+    parts = {"validation": given.validation, "test": given.test}
+    scores = {name: predict(model, part, machine, lambda: None).scores().top1 for name, part in parts.items()}
+    return {**scores, "wiring": mc.wiring_of(model)}
+
+
+def accuracies(found: Results) -> list[list[str]]:
+    """A table: accuracies, and points of test accuracy over each of the fixed rules, with intervals."""
+    fixed = [row for row in ROWS if row.startswith("Fixed")]
+    lines = [["", "n", "validation accuracy, %", "test accuracy, %", *(f"over {row}" for row in fixed)]]
+    for row in filter(found.get, ROWS):
+        cells = [statistic(list(by_seed(found, row, part).values())).text() for part in ("validation", "test")]
+        lines.append([row, f"{len(found[row])}", *cells, *(over(found, row, rule) for rule in fixed)])
+    return lines
+
+
+def over(found: Results, row: str, rule: str) -> str:
+    """By how much a row is better, seed by seed."""
+    difference = difference_by_seed(by_seed(found, row, "test"), by_seed(found, rule, "test"))
+    if row == rule or difference.interval is None:
+        return ""
+    low, high = difference.interval
+    return f"{difference.mean:+.2f} ({low:+.2f} to {high:+.2f})"
+
+
+def by_seed(found: Results, row: str, part: str) -> dict[int, float]:
+    """The accuracies of a row."""
+    return {int(seed): run[part] for seed, run in found.get(row, {}).items()}
+
+
+def readers(found: Results) -> list[list[str]]:
+    """A table: how many of the layer behind read a branch of each kind, on average over layers and seeds."""
+    lines = [["", *NAMES]]
+    for row in filter(found.get, ROWS):
+        read = [k for run in found[row].values() for layer in run["wiring"] for reads in layer for k in reads]
+        lines.append([row, *(f"{read.count(k) / len(found[row]) / LAYERS:.1f}" for k in range(len(NAMES)))])
+    return lines
+
+
+TABLES = {"accuracies": accuracies, "readers": readers}
+
+
+def print_table(lines: list[list[str]]) -> None:
+    """As Markdown."""
+    for line in (lines[0], ["---"] * len(lines[0]), *lines[1:]):
+        print(f"| {' | '.join(line)} |")
+
+
+if __name__ == "__main__":
+    main()
