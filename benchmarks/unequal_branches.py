@@ -27,6 +27,7 @@ from torch.nn import functional as F
 import maskconnect as mc
 from maskconnect.core.loop import masks_of
 from maskconnect.recipes import load
+from maskconnect.report.differences import Row, write_differences
 from maskconnect.training import images
 from maskconnect.training.evaluate import predict
 from maskconnect.training.options import Options, prepare
@@ -60,10 +61,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=1, help="how many at the same time (default 1)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where results are, and go")
     parser.add_argument("--show", choices=TABLES, help="run nothing; print this table of what there is")
+    parser.add_argument("--figure", type=Path, help="with --show: also draw differences from Fixed-Full, to this place")
     args = parser.parse_args(argv)
     found: Results = json.loads(args.results.read_text()) if args.results.is_file() else {}
     if args.show:
         print_table(TABLES[args.show](found))
+        if args.figure:
+            full, others = by_seed(found, "Fixed-Full", "test"), [row for row in ROWS if row in found]
+            others.remove("Fixed-Full")
+            rows = [Row(row, difference_by_seed(by_seed(found, row, "test"), full)) for row in others]
+            write_differences(rows, "Fixed-Full", "test", args.figure)
         return
     missing = [(row, s) for s in range(args.seeds) for row in ROWS if str(s) not in found.get(row, {})]
     with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:

@@ -1,9 +1,9 @@
-"""Write the tables and figures of docs/evidence.md anew, by the `maskconnect compare` commands that stand above them.
+"""Write the tables and figures of docs/evidence.md anew, by the commands that stand above them.
 
     .venv/bin/python tools/evidence.py
 
-A command is an indented line; it runs in docs/evidence, and the next table below it becomes what it prints. A test
-has the page fail if its tables are not what the files say.
+A command is an indented line, `maskconnect compare` or the `--show` of a benchmark; it runs in docs/evidence, and the
+next table below it becomes what it prints. A test has the page fail if its tables are not what the files say.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ import contextlib
 import io
 import os
 import re
+import runpy
 import shlex
 from pathlib import Path
 
 from maskconnect.cli.main import main
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "evidence.md"
-COMMAND = re.compile(r"^    maskconnect (compare .*)\n\n((?:\|.*\n)+)", flags=re.MULTILINE)
+COMMAND = re.compile(
+    r"^    (maskconnect compare .*|python \.\./\.\./benchmarks/\w+\.py --show .*)\n\n((?:\|.*\n)+)", flags=re.MULTILINE
+)
 
 
 def refreshed(text: str, folder: Path, *, figures: bool) -> str:
@@ -29,7 +32,7 @@ def refreshed(text: str, folder: Path, *, figures: bool) -> str:
         if "--figure" in words and not figures:
             place = words.index("--figure")
             del words[place : place + 2]
-        return match[0][: match.start(2) - match.start()] + _table([*words, "--markdown"])
+        return match[0][: match.start(2) - match.start()] + _table(words)
 
     with contextlib.chdir(folder):
         return COMMAND.sub(run, text)
@@ -42,11 +45,14 @@ def _expanded(word: str, folder: Path) -> list[str]:
 
 
 def _table(words: list[str]) -> str:
-    said = io.StringIO()
+    said, code = io.StringIO(), 0
     with contextlib.redirect_stdout(said):
-        code = main(words)
+        if words[0] == "maskconnect":
+            code = main([*words[1:], "--markdown"])
+        else:
+            runpy.run_path(words[1])["main"](words[2:])
     if code:
-        raise SystemExit(f"maskconnect {' '.join(words)} ended with {code}.")
+        raise SystemExit(f"{' '.join(words)} ended with {code}.")
     return "".join(line for line in said.getvalue().splitlines(keepends=True) if line.startswith("|"))
 
 
