@@ -14,6 +14,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from multiprocessing import get_context
@@ -35,8 +36,9 @@ from maskconnect.training.statistics import difference_by_seed, statistic
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "evidence" / "unequal_branches.json"
 WIDTH, LAYERS, FAN_IN = 32, 3, 2
-EPOCHS = ((4, 0.1), (4, 0.1), (1, 0.01), (1, 0.001))  # learn, freeze, fine, finer
+RATES = (0.1, 0.1, 0.01, 0.001)  # of the phases: learn, freeze, fine, finer
 NAMES = ("3x3", "3x3 dilated", "1x1", "depthwise", "average", "maximum", "as it is", "mean of all")
+BLEND = {"mask_lr": 3.0, "mask_credit": "new", "cooled": True, "blend": True}
 ROWS: dict[str, dict[str, Any]] = {
     "Fixed-Random, K=2": {"connectivity": "random"},
     "Fixed-Full": {"connectivity": "full"},
@@ -45,7 +47,12 @@ ROWS: dict[str, dict[str, Any]] = {
     "Learned, K=2, rate 3, cooled": {"mask_lr": 3.0, "cooled": True},
     "Learned, K=2, rate 3, blend": {"mask_lr": 3.0, "cooled": True, "blend": True},
     "Learned, K=2, new, rate 3, cooled": {"mask_lr": 3.0, "mask_credit": "new", "cooled": True},
-    "Learned, K=2, new, rate 3, blend": {"mask_lr": 3.0, "mask_credit": "new", "cooled": True, "blend": True},
+    "Learned, K=2, new, rate 3, blend": BLEND,
+    "Learned, K=2, new, rate 1, blend": {**BLEND, "mask_lr": 1.0},
+    "Learned, K=2, new, rate 10, blend": {**BLEND, "mask_lr": 10.0},
+    "Learned, K=2, new, direction, blend": {**BLEND, "mask_lr": 0.03, "gradient": "direction"},
+    "Learned, K=2, new, rate 3, blend, late": {**BLEND, "held": 2},  # masks are held for two epochs, uniform
+    "Learned, K=2, new, rate 3, blend, long": {**BLEND, "epochs": (7, 1, 1, 1)},
 }
 
 
@@ -118,27 +125,43 @@ def network(classes: int, seed: int, **options: Any) -> nn.Sequential:
     return nn.Sequential(stem, mc.MaskedStack(layers, FAN_IN, seed=seed, **options))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How a row is trained."""
+
+    connectivity: str = "learned"
+    mask_credit: str = "whole"
+    mask_lr: float = 0.0
+    gradient: str = "plain"
+    cooled: bool = False
+    blend: bool = False
+    held: int = 0  # for how many epochs masks stay as they are first, and the temperature too
+    epochs: tuple[int, ...] = (4, 4, 1, 1)
+
+
 def train(row: str, seed: int, data: Path) -> dict[str, Any]:
     """Train one network; what came of it."""
-    options = dict(ROWS[row])
-    mask_lr, cooled, blend = options.pop("mask_lr", 0.0), options.pop("cooled", False), options.pop("blend", False)
+    plan = Plan(**ROWS[row])
     recipe, how = load("quick/cifar100", [f"seed={seed}"]), Options(device="cpu", threads=1, data=data)
     machine = prepare(how)
     given = images.prepare(recipe, how, torch.device("cpu"))
-    model = network(len(given.classes), seed, **options)
+    model = network(len(given.classes), seed, connectivity=plan.connectivity, mask_credit=plan.mask_credit)
     (masks,) = masks_of(model)
-    masks.blend = blend
-    groups = mc.param_groups(model, lr=0.0, mask_lr=mask_lr, weight_decay=recipe.training.weight_decay)
+    masks.blend = plan.blend
+    groups = mc.param_groups(model, lr=0.0, mask_lr=plan.mask_lr, weight_decay=recipe.training.weight_decay)
     optimizer = torch.optim.SGD(groups, momentum=recipe.training.momentum)
-    mc.attach(optimizer, model)
-    first = 0
-    for phase, (epochs, lr) in enumerate(EPOCHS):
+    mc.attach(optimizer, model, gradient=plan.gradient)
+    first, held = 0, plan.held * len(given.train)
+    for phase, (epochs, lr) in enumerate(zip(plan.epochs, RATES, strict=True)):
         if phase == 1:
             mc.freeze(model)
         optimizer.param_groups[0]["lr"] = lr  # of the weights
         steps = epochs * len(given.train)
         for step, (x, y) in enumerate(chain.from_iterable(map(given.train.epoch, range(first, first + epochs)))):
-            masks.temperature = 1 - step / (steps - 1) if cooled else 1.0
+            if plan.cooled:
+                masks.temperature = 1 - max(0, step - held) / (steps - held - 1) if phase == 0 else 1.0
+            if plan.mask_lr:
+                optimizer.param_groups[1]["lr"] = plan.mask_lr if step >= held else 0.0
             optimizer.zero_grad()
             F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
