@@ -14,7 +14,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from multiprocessing import get_context
@@ -53,6 +53,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "Learned, K=2, new, direction, blend": {**BLEND, "mask_lr": 0.03, "gradient": "direction"},
     "Learned, K=2, new, rate 3, blend, late": {**BLEND, "held": 2},  # masks are held for two epochs, uniform
     "Learned, K=2, new, rate 3, blend, long": {**BLEND, "epochs": (7, 1, 1, 1)},
+    "Given: what direction, blend has learned": {"again": "Learned, K=2, new, direction, blend"},
 }
 
 
@@ -81,7 +82,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     missing = [(row, s) for s in range(args.seeds) for row in ROWS if str(s) not in found.get(row, {})]
     with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
-        running = {pool.submit(train, row, seed, args.data): (row, seed) for row, seed in missing}
+        plans = ((row, seed, planned(row, seed, found)) for row, seed in missing)
+        running = {pool.submit(train, plan, seed, args.data): (row, seed) for row, seed, plan in plans if plan}
         for job in as_completed(running):
             row, seed = running[job]
             found.setdefault(row, {})[str(seed)] = job.result()
@@ -129,7 +131,8 @@ def network(classes: int, seed: int, **options: Any) -> nn.Sequential:
 class Plan:
     """How a row is trained."""
 
-    connectivity: str = "learned"
+    connectivity: str | list[Any] = "learned"
+    again: str | None = None  # the row whose wiring, of the same seed, is trained from scratch
     mask_credit: str = "whole"
     mask_lr: float = 0.0
     gradient: str = "plain"
@@ -139,9 +142,17 @@ class Plan:
     epochs: tuple[int, ...] = (4, 4, 1, 1)
 
 
-def train(row: str, seed: int, data: Path) -> dict[str, Any]:
-    """Train one network; what came of it."""
+def planned(row: str, seed: int, found: Results) -> Plan | None:
+    """How a row is trained; None where the wiring that it takes over is not known yet."""
     plan = Plan(**ROWS[row])
+    if plan.again is None:
+        return plan
+    learned = found.get(plan.again, {}).get(str(seed))
+    return learned and replace(plan, connectivity=learned["wiring"])
+
+
+def train(plan: Plan, seed: int, data: Path) -> dict[str, Any]:
+    """Train one network; what came of it."""
     recipe, how = load("quick/cifar100", [f"seed={seed}"]), Options(device="cpu", threads=1, data=data)
     machine = prepare(how)
     given = images.prepare(recipe, how, torch.device("cpu"))
