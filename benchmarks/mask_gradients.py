@@ -57,9 +57,11 @@ def measure(credit: str, data: Path, epochs: int, seed: int) -> dict[int, tuple[
     (masks,) = masks_of(model)
     lengths: defaultdict[int, list[Tensor]] = defaultdict(list)
 
-    def noted(mask_S: Tensor, active: Sequence[bool], divisor: float, sources: Sequence[Tensor], *rest: Any) -> Tensor:
+    def noted(
+        mask_S: Tensor, active: Any, divisor: float, sources: Sequence[Tensor], *args: Any, **kwargs: Any
+    ) -> Tensor:
         lengths[len(sources)].append(torch.stack([y.detach().norm() for y in sources]))
-        return masked_total(mask_S, active, divisor, sources, *rest)
+        return masked_total(mask_S, active, divisor, sources, *args, **kwargs)
 
     total_TS, steps = torch.zeros_like(masks.real), 0
     with patch("maskconnect.core.inputs.masked_total", noted):
