@@ -27,10 +27,12 @@ from torch.nn import functional as F
 
 import maskconnect as mc
 from maskconnect.core.loop import masks_of
+from maskconnect.experiments.layout import Table
 from maskconnect.recipes import load
 from maskconnect.report.differences import Row, write_differences
 from maskconnect.training import images
 from maskconnect.training.evaluate import predict
+from maskconnect.training.files import write_atomically
 from maskconnect.training.options import Options, prepare
 from maskconnect.training.statistics import difference_by_seed, statistic
 
@@ -73,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     found: Results = json.loads(args.results.read_text()) if args.results.is_file() else {}
     if args.show:
-        print_table(TABLES[args.show](found))
+        print(TABLES[args.show](found).markdown())
         if args.figure:
             full, others = by_seed(found, "Fixed-Full", "test"), [row for row in ROWS if row in found]
             others.remove("Fixed-Full")
@@ -87,10 +89,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         for job in as_completed(running):
             row, seed = running[job]
             found.setdefault(row, {})[str(seed)] = job.result()
-            args.results.write_text(json.dumps(found) + "\n")
+            write_atomically(args.results, json.dumps(found) + "\n")
             print(f"{row}, seed {seed}: {job.result()['test']:.2f} %", flush=True)
     for table in TABLES.values():
-        print_table(table(found))
+        print(table(found).markdown())
 
 
 def branch(name: str) -> nn.Module:
@@ -183,14 +185,15 @@ def train(plan: Plan, seed: int, data: Path) -> dict[str, Any]:
     return {**scores, "wiring": mc.wiring_of(model)}
 
 
-def accuracies(found: Results) -> list[list[str]]:
-    """A table: accuracies, and points of test accuracy over each of the fixed rules, with intervals."""
-    fixed = [row for row in ROWS if row.startswith("Fixed")]
-    lines = [["", "n", "validation accuracy, %", "test accuracy, %", *(f"over {row}" for row in fixed)]]
+def accuracies(found: Results) -> Table:
+    """Accuracies, and points of test accuracy over each of the fixed rules, with intervals."""
+    fixed, lines = [row for row in ROWS if row.startswith("Fixed")], []
     for row in filter(found.get, ROWS):
         cells = [statistic(list(by_seed(found, row, part).values())).text() for part in ("validation", "test")]
-        lines.append([row, f"{len(found[row])}", *cells, *(over(found, row, rule) for rule in fixed)])
-    return lines
+        lines.append((row, f"{len(found[row])}", *cells, *(over(found, row, rule) for rule in fixed)))
+    head = ("", "n", "validation accuracy, %", "test accuracy, %", *(f"over {row}" for row in fixed))
+    notes = ("Accuracies are those of the last epoch. Differences are paired by seed; intervals are Student's.",)
+    return Table("Branches that are not alike", head, tuple(lines), notes)
 
 
 def over(found: Results, row: str, rule: str) -> str:
@@ -207,22 +210,16 @@ def by_seed(found: Results, row: str, part: str) -> dict[int, float]:
     return {int(seed): run[part] for seed, run in found.get(row, {}).items()}
 
 
-def readers(found: Results) -> list[list[str]]:
-    """A table: how many of the layer behind read a branch of each kind, on average over layers and seeds."""
-    lines = [["", *NAMES]]
+def readers(found: Results) -> Table:
+    """How many of the layer behind read a branch of each kind, on average over layers and seeds."""
+    lines = []
     for row in filter(found.get, ROWS):
         read = [k for run in found[row].values() for layer in run["wiring"] for reads in layer for k in reads]
-        lines.append([row, *(f"{read.count(k) / len(found[row]) / LAYERS:.1f}" for k in range(len(NAMES)))])
-    return lines
+        lines.append((row, *(f"{read.count(k) / len(found[row]) / LAYERS:.1f}" for k in range(len(NAMES)))))
+    return Table("How many read a branch of each kind", ("", *NAMES), tuple(lines), ("A mean over layers and seeds.",))
 
 
 TABLES = {"accuracies": accuracies, "readers": readers}
-
-
-def print_table(lines: list[list[str]]) -> None:
-    """As Markdown."""
-    for line in (lines[0], ["---"] * len(lines[0]), *lines[1:]):
-        print(f"| {' | '.join(line)} |")
 
 
 if __name__ == "__main__":

@@ -103,10 +103,9 @@ class _MaskedTotal(torch.autograd.Function):
 
     @staticmethod
     def made_of(ctx: Any, mask_S: Tensor, sources: Sequence[Tensor]) -> Tensor:
-        read = [(m, y) for m, y, on in zip(mask_S, sources, ctx.active, strict=True) if on]
         if ctx.blended:
-            return _weighted([(m / ctx.divisor, y) for m, y in read])
-        return total([y for _, y in read], ctx.divisor)
+            return _weighted([(m, y) for m, y, on in zip(mask_S / ctx.divisor, sources, ctx.active, strict=True) if on])
+        return total([y for y, on in zip(sources, ctx.active, strict=True) if on], ctx.divisor)
 
     @staticmethod
     def backward(ctx: Any, grad_x: Tensor) -> tuple[Tensor | None, ...]:
@@ -121,12 +120,12 @@ class _MaskedTotal(torch.autograd.Function):
                 x = _MaskedTotal.made_of(ctx, mask_S, sources)
                 along, length, *along_S = _inner_products(x, [grad_x, x, *sources])
                 grad_S -= (along / length.clamp_min(torch.finfo(length.dtype).tiny)) * torch.stack(along_S)
-        wanted = [on and needs for on, needs in zip(ctx.active, ctx.needs_input_grad[5:], strict=True)]
-        factors = mask_S if ctx.blended else [None] * len(sources)
-        grads = [
-            None if not give else (grad_x if m is None else grad_x * m.to(grad_x.dtype)).to(y.dtype)
-            for m, y, give in zip(factors, sources, wanted, strict=True)
-        ]
+
+        def share(k: int) -> Tensor:
+            return grad_x * mask_S[k].to(grad_x.dtype) if ctx.blended else grad_x
+
+        wanted = enumerate(zip(sources, ctx.active, ctx.needs_input_grad[5:], strict=True))
+        grads = (share(k).to(y.dtype) if on and needs else None for k, (y, on, needs) in wanted)
         return grad_S, None, None, None, None, *grads
 
 

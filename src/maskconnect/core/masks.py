@@ -123,7 +123,8 @@ class ConnectivityMasks(nn.Module):
 
     def _blended(self, real_TS: Tensor) -> BinaryMasks:
         """The shares of all candidates, which go over to the top-K as the temperature goes to 0."""
-        top_TS, plain_TS = self.top().mask_TS, self._preferred(real_TS)
+        plain_TS = self._preferred(real_TS)
+        top_TS = self._best(real_TS, plain_TS).mask_TS
         self.binary.copy_(top_TS)
         for t in (top_TS != plain_TS).any(dim=1).nonzero().flatten().tolist():  # two that were swapped swap shares too
             new, old = (top_TS[t] & ~plain_TS[t]).nonzero(), (plain_TS[t] & ~top_TS[t]).nonzero()
