@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import maskconnect as mc
+from maskconnect.core.loop import masks_of
 
 X = torch.linspace(-1, 1, 18).reshape(3, 6)
 
@@ -126,6 +127,69 @@ def test_a_run_that_is_saved_and_resumed_ends_as_one_that_was_not(make, frozen):
     mc.attach(resumed, again)
     train(again, resumed)
     assert all(torch.equal(value, stack.state_dict()[key]) for key, value in again.state_dict().items())
+
+
+def learn(model, optimizer, steps):
+    """So many steps; the temperature of each."""
+    found = []
+    for _ in range(steps):
+        found.append(masks_of(model)[0].temperature)
+        F.mse_loss(model(X), -X).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return found
+
+
+def test_with_steps_masks_are_blended_and_cooled_until_the_last_reads_the_top_k_alone():
+    stack = mc.MaskedStack(mlp_blocks(6), fan_in=2)
+    optimizer = torch.optim.SGD(mc.param_groups(stack, lr=0.01, mask_lr=0.03))
+    mc.attach(optimizer, stack, gradient="direction", steps=5)
+    assert stack.masks.blend
+    assert learn(stack, optimizer, 7) == [1, 0.75, 0.5, 0.25, 0, 0, 0]
+    blended = stack(X)
+    mc.freeze(stack)
+    assert torch.equal(stack(X), blended)
+    learn(stack, optimizer, 1)
+
+
+def test_one_step_is_enough_to_blend():
+    stack = mc.MaskedStack(mlp_blocks(6), fan_in=2)
+    optimizer = torch.optim.SGD(mc.param_groups(stack, lr=0.01, mask_lr=0.03))
+    mc.attach(optimizer, stack, steps=1)
+    assert learn(stack, optimizer, 2) == [1, 0]
+
+
+@pytest.mark.parametrize("attached_first", [False, True])
+@pytest.mark.parametrize("make", [lambda groups: torch.optim.SGD(groups, momentum=0.9), torch.optim.Adam])
+def test_a_blended_run_goes_on_cooling_where_it_was_saved(make, attached_first):
+    def made(seed):
+        torch.manual_seed(seed)
+        model = Two()
+        return model, make(mc.param_groups(model, lr=0.01, mask_lr=0.3))
+
+    model, optimizer = made(0)
+    mc.attach(optimizer, model, steps=9)
+    learn(model, optimizer, 4)
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    rest = learn(model, optimizer, 5)
+
+    again, resumed = made(1)
+    again.load_state_dict(saved[0])
+    if attached_first:
+        mc.attach(resumed, again, steps=9)
+    resumed.load_state_dict(saved[1])
+    if not attached_first:
+        mc.attach(resumed, again, steps=9)
+    assert learn(again, resumed, 5) == rest == [0.5, 0.375, 0.25, 0.125, 0]
+    assert all(torch.equal(value, model.state_dict()[key]) for key, value in again.state_dict().items())
+
+
+@pytest.mark.parametrize("steps", [0, -1, 2.5, True, "9"])
+def test_steps_that_are_no_count_are_told(steps):
+    stack = mc.MaskedStack(mlp_blocks(4), fan_in=2)
+    optimizer = torch.optim.SGD(mc.param_groups(stack, lr=0.1, mask_lr=0.3))
+    with pytest.raises(mc.ConfigError, match="it must be how many optimizer steps"):
+        mc.attach(optimizer, stack, steps=steps)
 
 
 def test_an_average_of_the_weights_follows_the_freeze():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,13 +42,16 @@ def param_groups(
     return groups
 
 
-def attach(optimizer: Optimizer, model: nn.Module, *, gradient: str = "plain") -> None:
+def attach(optimizer: Optimizer, model: nn.Module, *, gradient: str = "plain", steps: int | None = None) -> None:
     """Make every `optimizer.step()` update the masks of `model` as step 3 of Algorithm 1 does.
 
     m~ <- clip(m~ - lr * dl/dm, 0, 1), with the lr of the group that holds m~, so schedulers apply. SGD takes that
     step itself and the masks are only clipped after it; what any other optimizer did to them is undone first,
     because it rescales gradients (D15). `gradient` is "plain", as in the paper; "centred", less its mean over the
     candidates of a target; or "direction", that with length 1, so that the rate is how far a mask goes in a step.
+
+    With `steps` nothing is drawn: a module reads all its candidates in part, and more and more only the best K, in the
+    last of so many steps those alone (`stack.masks.blend`, cooled). How many were taken is in the optimizer's state.
     """
     if gradient not in GRADIENTS:
         raise unknown_name("gradient", gradient, GRADIENTS)
@@ -60,6 +64,8 @@ def attach(optimizer: Optimizer, model: nn.Module, *, gradient: str = "plain") -
             "and the masks to an SGD of their own."
         )
     _groups_by_mask(optimizer, masks)
+    if steps is not None and masks:
+        _blend(optimizer, masks, steps)
     before: dict[int, Tensor] = {}
 
     def remember() -> None:
@@ -95,6 +101,26 @@ def attach(optimizer: Optimizer, model: nn.Module, *, gradient: str = "plain") -
 
     optimizer.register_step_pre_hook(prepare)
     optimizer.register_step_post_hook(update)
+
+
+def _blend(optimizer: Optimizer, masks: list[ConnectivityMasks], steps: int) -> None:
+    """Blend the masks from now on, at a temperature that goes from 1 to 0 in so many steps of the optimizer."""
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise ConfigError(f"steps is {steps!r}; it must be how many optimizer steps the masks learn for, 1 or more.")
+
+    def follow(*_: Any, taken: int = 0) -> None:
+        learning = [m for m in masks if not m.is_frozen]
+        groups = {id(group): group for group in _groups_by_mask(optimizer, learning)}
+        for group in groups.values():
+            group["steps_taken"] = group.get("steps_taken", 0) + taken
+        for m, group in zip(learning, _groups_by_mask(optimizer, learning), strict=True):
+            m.temperature = max(0.0, 1 - group["steps_taken"] / max(1, steps - 1))
+
+    for m in masks:
+        m.blend = True
+    follow()
+    optimizer.register_step_post_hook(partial(follow, taken=1))
+    optimizer.register_load_state_dict_post_hook(follow)
 
 
 def _groups_by_mask(optimizer: Optimizer, masks: list[ConnectivityMasks]) -> list[dict[str, Any]]:
