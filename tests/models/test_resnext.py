@@ -24,6 +24,29 @@ def test_parameters_are_as_many_as_in_the_paper(spec, count, stem):
     assert mc.count_parameters(model) == (count, (modules - 1) * cardinality**2)
 
 
+def test_of_one_source_a_branch_and_all_branches_used_there_is_one_wiring_whatever_branches_are_called():
+    shape = {"depth": 20, "width": 4, "cardinality": 4, "num_classes": 5, "fan_in": 1}
+    model = mc.resnext(**shape, connectivity="random", use_all=True, seed=3).double()
+    wiring = mc.wiring_of(model)
+    chains = [[branch] for branch in range(4)]
+    for layer in wiring[1:]:
+        for chain in chains:
+            chain.append(layer.index([chain[-1]]))
+    assert chains != [[branch] * 6 for branch in range(4)]
+
+    straight = mc.resnext(**shape, connectivity=[wiring[0], *[[[0], [1], [2], [3]]] * 5]).double()
+    for part in ("stem", "stack.aggregation", "classifier"):  # branches share the shortcuts in the aggregation
+        straight.get_submodule(part).load_state_dict(model.get_submodule(part).state_dict())
+    for number, chain in enumerate(chains):
+        for layer, branch in enumerate(chain):
+            straight.stack.blocks[layer][number].load_state_dict(model.stack.blocks[layer][branch].state_dict())
+    x = torch.randn(4, 3, 8, 8, dtype=torch.float64)
+    ours, theirs = model(x), straight(x)
+    torch.testing.assert_close(ours, theirs)
+    ours.square().sum().backward(), theirs.square().sum().backward()
+    torch.testing.assert_close(model.stem[0].weight.grad, straight.stem[0].weight.grad)
+
+
 # Those of {50,4,32} and {101,4,64} are the counts of torchvision's documentation.
 @pytest.mark.parametrize(
     ("spec", "published"), [((50, 4, 32), 25_028_904), ((101, 4, 32), 44_177_704), ((101, 4, 64), 83_455_272)]
