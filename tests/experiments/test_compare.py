@@ -45,6 +45,27 @@ def test_runs_are_compared_seed_by_seed(folder, type_in):
     assert learned.endswith("better, at n=3")
 
 
+def test_what_pruning_leaves_is_told_on_request(folder, tmp_path, type_in):
+    shutil.copytree(folder, tmp_path / "here")
+    for seed, left in enumerate((900, 1000, 1400)):
+        place = tmp_path / f"here/learned/{seed}/summary.json"
+        summary = json.loads(place.read_text())
+        summary["parameters"]["pruned"] = left
+        place.write_text(json.dumps(summary))
+    words = ("compare", tmp_path / "here/prev", tmp_path / "here/learned")
+    code, said, _ = type_in(*words, "--parameters", "--see", "0.5")
+    assert code == 0
+    assert said.splitlines()[0].endswith("parameters after pruning")
+    assert said.splitlines()[2].endswith("1,100 ± 265")
+    assert "1,100" not in type_in(*words)[1]
+    assert json.loads(type_in(*words, "--json")[1])["others"][0]["parameters"] == {"0": 900, "1": 1000, "2": 1400}
+    del summary["parameters"]
+    place.write_text(json.dumps(summary))
+    code, _, errors = type_in(*words)
+    assert code == 2
+    assert "does not say how many parameters it has" in errors
+
+
 def test_only_seeds_that_both_have_are_pairs(folder, type_in):
     code, said, _ = type_in("compare", folder / "prev/0", folder / "prev/1", folder / "learned", "--json")
     assert code == 0

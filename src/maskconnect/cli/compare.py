@@ -15,7 +15,8 @@ SETS = ("test", "validation")
 EXAMPLE = """compare runs/quick-digits-prev-seed* runs/quick-digits-seed*
   maskconnect compare runs/digits-prev runs/digits-sweep        folders of runs; the first recipe is the baseline
   maskconnect compare kept/*.json --on validation --see 0.5     results that `sweep --keep` has kept
-  maskconnect compare kept/*.json --figure differences          a figure of it: differences.svg and .png"""
+  maskconnect compare kept/*.json --figure differences          a figure of it: differences.svg and .png
+  maskconnect compare kept/*.json --parameters                  what pruning leaves, too"""
 
 
 def add_to(commands: argparse._SubParsersAction[Any]) -> None:
@@ -32,6 +33,7 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--see", type=float, metavar="POINTS", help="also say how many pairs it takes to see a difference so large"
     )
+    parser.add_argument("--parameters", action="store_true", help="also say how many parameters pruning leaves")
     parser.add_argument("--figure", metavar="PLACE", type=Path, help="also draw it, as PLACE.svg and PLACE.png")
     parser.add_argument("--markdown", action="store_true", help="print a table for a page")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -59,6 +61,7 @@ def run(args: argparse.Namespace) -> None:
             {
                 "label": side.label,
                 "accuracy": side.accuracy,
+                "parameters": side.left,
                 "pairs": d.count,
                 "difference": d.mean if d.count else None,
                 "interval": d.interval,
@@ -68,10 +71,12 @@ def run(args: argparse.Namespace) -> None:
             | ({} if args.see is None else {"pairs_needed": d.pairs_to_see(args.see)})
             for side, d in zip(others, differences, strict=True)
         ]
-        print(json.dumps({"baseline": {"label": baseline.label, "accuracy": baseline.accuracy}, "others": found}))
+        first = {"label": baseline.label, "accuracy": baseline.accuracy, "parameters": baseline.left}
+        print(json.dumps({"baseline": first, "others": found}))
         return
     from maskconnect.cli.table import show_table
     from maskconnect.experiments.layout import Table
+    from maskconnect.training.statistics import statistic
 
     rows: list[tuple[str, ...]] = [
         (baseline.label, f"{len(baseline.accuracy)}", baseline.statistic.text(), "", "", "the baseline")
@@ -87,8 +92,12 @@ def run(args: argparse.Namespace) -> None:
         needed = ["", *(f"{d.pairs_to_see(args.see) or ''}" for d in differences)]
         rows = [(*row, pairs) for row, pairs in zip(rows, needed, strict=True)]
         notes.append(f"Of experiments with so many pairs, four of five would show a true difference of {args.see:g}.")
+    if args.parameters:
+        head += ("parameters after pruning",)
+        left = [statistic(list(side.left.values())).text(digits=0) for side in (baseline, *others)]
+        rows = [(*row, parameters) for row, parameters in zip(rows, left, strict=True)]
     if args.markdown:
         print(Table("", head, tuple(rows), tuple(notes)).markdown().partition("\n\n")[2], end="")
         return
-    show_table(head, rows, right=(1, 2, 3, 4, 6))
+    show_table(head, rows, right=(1, 2, 3, 4, 6, 7))
     print("\n" + "\n".join(notes))

@@ -45,6 +45,14 @@ class Result:
         except (KeyError, TypeError, ValueError):
             raise CheckpointError(f"{self.place} has no {on} accuracy; it is damaged.") from None
 
+    @property
+    def left(self) -> int:
+        """How many parameters pruning leaves."""
+        try:
+            return int(self.summary["parameters"]["pruned"])
+        except (KeyError, TypeError, ValueError):
+            raise CheckpointError(f"{self.place} does not say how many parameters it has; it is damaged.") from None
+
 
 def of_run(folder: RunFolder) -> Result:
     """What came of a run that has ended."""
