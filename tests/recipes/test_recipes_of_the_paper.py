@@ -153,7 +153,7 @@ def test_every_row_of_every_table_is_a_recipe_and_the_figures_need_three_more():
 
 def test_the_quick_recipes_are_these():
     resnet = ("", "-strong", "-prev", "-full", "-random")
-    resnext = ("-resnext", "-resnext-full", "-resnext-published", "-resnext-random")
+    resnext = ("-resnext", "-resnext-strong", "-resnext-full", "-resnext-published", "-resnext-random")
     wanted = [f"quick/cifar{n}{kind}" for n in (10, 100) for kind in (*resnet, *resnext)]
     wanted += [f"quick/digits{kind}" for kind in ("", "-prev", "-random")]
     assert wanted == QUICK
@@ -287,7 +287,7 @@ def test_every_recipe_says_in_words_what_it_is(name):
     model, about = recipe.model, recipe.about
     how = {"prev": "Fixed-Prev", "full": "Fixed-Full", "random": "Fixed-Random", "learned": "learned connectivity"}
     tail = "" if model.fan_in is None else f", K={model.fan_in}"
-    tail += ", strong" if model.mask_credit == "new" else ""
+    tail += ", strong" if model.use_all else ""
     sizes = f"{{{model.depth},{model.width},{model.cardinality}}}"
     network = f"ResNet-{model.depth}" if model.architecture == "resnet" else f"ResNeXt {sizes}"
     network += " as it was published" if model.norm == "sum" and name.startswith("quick/") else ""
