@@ -2,8 +2,8 @@
 
 Three layers of eight branches that do eight different things to an image (convolutions of several kinds, pooling,
 nothing at all), a reader at the end, each reading K=2 of the layer before; the images, batches and schedule of
-`quick/cifar100` with half its epochs. A run takes about a minute. Every finished one is written to
-docs/evidence/unequal_branches.json at once, and what is there is not run again; at the end the tables are printed.
+`quick/cifar100` with half its epochs. A run takes about a minute. Every finished one is written at once to
+docs/evidence/benchmarks/unequal_branches.json, and what is there is not run again; at the end the tables are printed.
 
     python benchmarks/unequal_branches.py --data data --seeds 9 --jobs 2
 """
@@ -36,7 +36,7 @@ from maskconnect.training.files import write_atomically
 from maskconnect.training.options import Options, prepare
 from maskconnect.training.statistics import difference_by_seed, statistic
 
-RESULTS = Path(__file__).resolve().parent.parent / "docs" / "evidence" / "unequal_branches.json"
+RESULTS = Path(__file__).resolve().parent.parent / "docs" / "evidence" / "benchmarks" / "unequal_branches.json"
 WIDTH, LAYERS, FAN_IN = 32, 3, 2
 RATES = (0.1, 0.1, 0.01, 0.001)  # of the phases: learn, freeze, fine, finer
 NAMES = ("3x3", "3x3 dilated", "1x1", "depthwise", "average", "maximum", "as it is", "mean of all")

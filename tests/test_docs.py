@@ -8,6 +8,8 @@ import evidence
 import pytest
 
 import maskconnect as mc
+from maskconnect.experiments.kept import Kept
+from maskconnect.recipes import load
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -42,6 +44,12 @@ def test_the_tables_of_the_evidence_are_what_its_files_say():
     page = evidence.PAGE.read_text()
     assert len(evidence.COMMAND.findall(page)) == page.count("    maskconnect compare ") + page.count(".py --show ") > 5
     assert evidence.refreshed(page, evidence.PAGE.parent / "evidence", figures=False) == page
+
+
+def test_the_evidence_can_be_added_to_as_it_says():
+    found = Kept(evidence.PAGE.parent / "evidence")
+    assert found.get(load("quick/cifar100-strong", ["seed=0"]))
+    assert found.get(load("quick/cifar100-resnext-strong", ["seed=0"]))
 
 
 def test_every_name_in_the_paper_map_exists():
