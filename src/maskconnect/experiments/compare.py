@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from maskconnect.errors import ConfigError
-from maskconnect.experiments.kept import Result, find_results
+from maskconnect.experiments.kept import find_results
 from maskconnect.recipes import Recipe
 from maskconnect.recipes.naming import labels_of, wiring_name, without_seed
 from maskconnect.training.statistics import Difference, Statistic, difference_by_seed, statistic
@@ -39,10 +39,10 @@ def sides_of(places: Sequence[Path], on: str = "test") -> list[Side]:
 
     Runs that have not ended are left out, unless they were named themselves.
     """
-    found: list[tuple[tuple[Recipe, str], Recipe, dict[int, Result]]] = []
+    found: list[tuple[tuple[Recipe, str], Recipe, dict[int, tuple[float, int]]]] = []
     tested: dict[str, Path] = {}
     for result in find_results(places):
-        path, recipe = result.place, result.recipe
+        path, recipe, numbers = result.place, result.recipe, (result.accuracy(on), result.left)
         if tested and result.images not in tested:
             other = next(iter(tested.values()))
             raise ConfigError(f"{other} and {path} were tested on different images; there is nothing to compare.")
@@ -50,22 +50,22 @@ def sides_of(places: Sequence[Path], on: str = "test") -> list[Side]:
         kind = _kind(recipe, path)
         same = next((members for other, _, members in found if other == kind), None)
         if same is None:
-            found.append((kind, without_seed(recipe), {recipe.seed: result}))
+            found.append((kind, without_seed(recipe), {recipe.seed: numbers}))
         elif recipe.seed in same:
             raise ConfigError(f"{path} is a run of a seed, {recipe.seed}, that was named before; name each seed once.")
         else:
-            same[recipe.seed] = result
+            same[recipe.seed] = numbers
     recipes = [recipe for (recipe, _), *_ in found]
     labels = labels_of(recipes, [_name(recipe, origin) for (_, origin), recipe, _ in found])
     if len(found) < 2:
         what = f"all runs are of one recipe ({labels[0]})" if found else "no run has ended"
         raise ConfigError(f"{what}; name runs of two recipes or more.")
-    return [_side(label, members, on) for label, (*_, members) in zip(labels, found, strict=True)]
+    return [_side(label, members) for label, (*_, members) in zip(labels, found, strict=True)]
 
 
-def _side(label: str, members: dict[int, Result], on: str) -> Side:
-    accuracy = {seed: members[seed].accuracy(on) for seed in sorted(members)}
-    return Side(label, accuracy, {seed: members[seed].left for seed in accuracy})
+def _side(label: str, numbers: dict[int, tuple[float, int]]) -> Side:
+    seeds = sorted(numbers)
+    return Side(label, {seed: numbers[seed][0] for seed in seeds}, {seed: numbers[seed][1] for seed in seeds})
 
 
 def _kind(recipe: Recipe, path: Path) -> tuple[Recipe, str]:
