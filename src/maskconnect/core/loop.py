@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from maskconnect.core.masks import ConnectivityMasks
+from maskconnect.core.sampling import cooled
 from maskconnect.core.stack import MaskedStack
 from maskconnect.errors import ConfigError, unknown_name
 
@@ -110,11 +111,11 @@ def _blend(optimizer: Optimizer, masks: list[ConnectivityMasks], steps: int) -> 
 
     def follow(*_: Any, taken: int = 0) -> None:
         learning = [m for m in masks if not m.is_frozen]
-        groups = {id(group): group for group in _groups_by_mask(optimizer, learning)}
-        for group in groups.values():
+        groups = _groups_by_mask(optimizer, learning)
+        for group in {id(group): group for group in groups}.values():
             group["steps_taken"] = group.get("steps_taken", 0) + taken
-        for m, group in zip(learning, _groups_by_mask(optimizer, learning), strict=True):
-            m.temperature = max(0.0, 1 - group["steps_taken"] / max(1, steps - 1))
+        for m, group in zip(learning, groups, strict=True):
+            m.temperature = cooled(1.0, 0.0, group["steps_taken"], steps)
 
     for m in masks:
         m.blend = True

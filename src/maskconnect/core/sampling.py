@@ -58,3 +58,9 @@ def normalize_(real_TS: Tensor, candidate_TS: Tensor) -> None:
     total_T1 = real_TS.sum(dim=1, keepdim=True)
     uniform_TS = candidate_TS / candidate_TS.sum(dim=1, keepdim=True)
     real_TS.copy_(torch.where(total_T1 > 0, real_TS / total_T1, uniform_TS.to(real_TS.dtype)))
+
+
+def cooled(first: float, last: float, done: int, steps: int) -> float:
+    """A temperature on its straight way from the first of so many steps to the last, where it stays."""
+    way = max(1, steps - 1)
+    return first + (last - first) * min(done, way) / way

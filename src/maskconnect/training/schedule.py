@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from maskconnect.core.sampling import cooled
 from maskconnect.recipes.schema import Phase, Recipe
 from maskconnect.training.show import Progress
 from maskconnect.training.state import Position
@@ -65,7 +66,7 @@ class Schedule:
             return first
         steps = self.phase.epochs * self.batches
         done = self.position.epoch * self.batches + self.position.batch
-        return first + (last - first) * done / max(1, steps - 1)
+        return cooled(first, last, done, steps)
 
     def labels(self) -> dict[str, Any]:
         """What a line of metrics is of."""
