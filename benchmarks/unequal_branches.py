@@ -2,16 +2,18 @@
 
 Three layers of eight branches that do eight different things to an image (convolutions of several kinds, pooling,
 nothing at all), a reader at the end, each reading K=2 of the layer before; the images, batches and schedule of
-`quick/cifar100` with half its epochs. A run takes about a minute. Every finished one is written at once to
-docs/evidence/benchmarks/unequal_branches.json, and what is there is not run again; at the end the tables are printed.
+`quick/cifar100`, or `quick/cifar10`, with half its epochs. A run takes about a minute. Every finished one is written at
+once to docs/evidence/benchmarks, and what is there is not run again; at the end the tables are printed.
 
     python benchmarks/unequal_branches.py --data data --seeds 9 --jobs 2
+    python benchmarks/unequal_branches.py cifar10 --data data --rows Fixed paper 'direction, blend$'
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
@@ -27,6 +29,7 @@ from torch.nn import functional as F
 
 import maskconnect as mc
 from maskconnect.core.loop import masks_of
+from maskconnect.core.sampling import cooled
 from maskconnect.experiments.layout import Table
 from maskconnect.recipes import load
 from maskconnect.report.differences import Row, write_differences
@@ -36,11 +39,12 @@ from maskconnect.training.files import write_atomically
 from maskconnect.training.options import Options, prepare
 from maskconnect.training.statistics import difference_by_seed, statistic
 
-RESULTS = Path(__file__).resolve().parent.parent / "docs" / "evidence" / "benchmarks" / "unequal_branches.json"
+RESULTS = Path(__file__).resolve().parent.parent / "docs" / "evidence" / "benchmarks"
 WIDTH, LAYERS, FAN_IN = 32, 3, 2
 RATES = (0.1, 0.1, 0.01, 0.001)  # of the phases: learn, freeze, fine, finer
 NAMES = ("3x3", "3x3 dilated", "1x1", "depthwise", "average", "maximum", "as it is", "mean of all")
 BLEND = {"mask_lr": 3.0, "mask_credit": "new", "cooled": True, "blend": True}
+DIRECTION = {**BLEND, "mask_lr": 0.03, "gradient": "direction"}
 ROWS: dict[str, dict[str, Any]] = {
     "Fixed-Random, K=2": {"connectivity": "random"},
     "Fixed-Full": {"connectivity": "full"},
@@ -52,7 +56,8 @@ ROWS: dict[str, dict[str, Any]] = {
     "Learned, K=2, new, rate 3, blend": BLEND,
     "Learned, K=2, new, rate 1, blend": {**BLEND, "mask_lr": 1.0},
     "Learned, K=2, new, rate 10, blend": {**BLEND, "mask_lr": 10.0},
-    "Learned, K=2, new, direction, blend": {**BLEND, "mask_lr": 0.03, "gradient": "direction"},
+    "Learned, K=2, new, direction, blend": DIRECTION,
+    "Learned, K=2, new, direction, blend, even": {**DIRECTION, "even": 0.1},
     "Learned, K=2, new, rate 3, blend, late": {**BLEND, "held": 2},  # masks are held for two epochs, uniform
     "Learned, K=2, new, rate 3, blend, long": {**BLEND, "epochs": (7, 1, 1, 1)},
     "Given: what direction, blend has learned": {"again": "Learned, K=2, new, direction, blend"},
@@ -66,14 +71,17 @@ Results = dict[str, dict[str, Any]]
 def main(argv: Sequence[str] | None = None) -> None:
     """Run what is missing, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("images", nargs="?", choices=("cifar100", "cifar10"), default="cifar100")
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--seeds", type=int, default=9, help="how many, from 0 on (default 9)")
+    parser.add_argument("--rows", nargs="+", default=[""], help="regular expressions of the rows to run (default: all)")
     parser.add_argument("--jobs", type=int, default=1, help="how many at the same time (default 1)")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where results are, and go")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder in which results are, and go")
     parser.add_argument("--show", choices=TABLES, help="run nothing; print this table of what there is")
     parser.add_argument("--figure", type=Path, help="with --show: also draw differences from Fixed-Full, to this place")
     args = parser.parse_args(argv)
-    found: Results = json.loads(args.results.read_text()) if args.results.is_file() else {}
+    place = args.results / f"unequal_branches-{args.images}.json"
+    found: Results = json.loads(place.read_text()) if place.is_file() else {}
     if args.show:
         print(TABLES[args.show](found).markdown())
         if args.figure:
@@ -82,14 +90,19 @@ def main(argv: Sequence[str] | None = None) -> None:
             rows = [Row(row, difference_by_seed(by_seed(found, row, "test"), full)) for row in others]
             write_differences(rows, "Fixed-Full", "test", args.figure)
         return
-    missing = [(row, s) for s in range(args.seeds) for row in ROWS if str(s) not in found.get(row, {})]
+    wanted = [row for row in ROWS if any(re.search(words, row) for words in args.rows)]
+    missing = [(row, s) for s in range(args.seeds) for row in wanted if str(s) not in found.get(row, {})]
     with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
         plans = ((row, seed, planned(row, seed, found)) for row, seed in missing)
-        running = {pool.submit(train, plan, seed, args.data): (row, seed) for row, seed, plan in plans if plan}
+        running = {
+            pool.submit(train, f"quick/{args.images}", plan, seed, args.data): (row, seed)
+            for row, seed, plan in plans
+            if plan
+        }
         for job in as_completed(running):
             row, seed = running[job]
             found.setdefault(row, {})[str(seed)] = job.result()
-            write_atomically(args.results, json.dumps(found) + "\n")
+            write_atomically(place, json.dumps(found) + "\n")
             print(f"{row}, seed {seed}: {job.result()['test']:.2f} %", flush=True)
     for table in TABLES.values():
         print(table(found).markdown())
@@ -140,6 +153,7 @@ class Plan:
     gradient: str = "plain"
     cooled: bool = False
     blend: bool = False
+    even: float = 0.0
     held: int = 0  # for how many epochs masks stay as they are first, and the temperature too
     epochs: tuple[int, ...] = (4, 4, 1, 1)
 
@@ -153,14 +167,14 @@ def planned(row: str, seed: int, found: Results) -> Plan | None:
     return learned and replace(plan, connectivity=learned["wiring"])
 
 
-def train(plan: Plan, seed: int, data: Path) -> dict[str, Any]:
-    """Train one network; what came of it."""
-    recipe, how = load("quick/cifar100", [f"seed={seed}"]), Options(device="cpu", threads=1, data=data)
+def train(name: str, plan: Plan, seed: int, data: Path) -> dict[str, Any]:
+    """Train one network on the images and at the rates of a recipe; what came of it."""
+    recipe, how = load(name, [f"seed={seed}"]), Options(device="cpu", threads=1, data=data)
     machine = prepare(how)
     given = images.prepare(recipe, how, torch.device("cpu"))
     model = network(len(given.classes), seed, connectivity=plan.connectivity, mask_credit=plan.mask_credit)
     (masks,) = masks_of(model)
-    masks.blend = plan.blend
+    masks.blend, masks.even = plan.blend, plan.even
     groups = mc.param_groups(model, lr=0.0, mask_lr=plan.mask_lr, weight_decay=recipe.training.weight_decay)
     optimizer = torch.optim.SGD(groups, momentum=recipe.training.momentum)
     mc.attach(optimizer, model, gradient=plan.gradient)
@@ -172,7 +186,7 @@ def train(plan: Plan, seed: int, data: Path) -> dict[str, Any]:
         steps = epochs * len(given.train)
         for step, (x, y) in enumerate(chain.from_iterable(map(given.train.epoch, range(first, first + epochs)))):
             if plan.cooled:
-                masks.temperature = 1 - max(0, step - held) / (steps - held - 1) if phase == 0 else 1.0
+                masks.temperature = cooled(1.0, 0.0, max(0, step - held), steps - held) if phase == 0 else 1.0
             if plan.mask_lr:
                 optimizer.param_groups[1]["lr"] = plan.mask_lr if step >= held else 0.0
             optimizer.zero_grad()
@@ -186,20 +200,20 @@ def train(plan: Plan, seed: int, data: Path) -> dict[str, Any]:
 
 
 def accuracies(found: Results) -> Table:
-    """Accuracies, and points of test accuracy over each of the fixed rules, with intervals."""
-    fixed, lines = [row for row in ROWS if row.startswith("Fixed")], []
+    """Accuracies, and points of test accuracy over each of the fixed rules and the paper's way, with intervals."""
+    others, lines = [row for row in ROWS if row.startswith("Fixed") or row.endswith("in the paper")], []
     for row in filter(found.get, ROWS):
         cells = [statistic(list(by_seed(found, row, part).values())).text() for part in ("validation", "test")]
-        lines.append((row, f"{len(found[row])}", *cells, *(over(found, row, rule) for rule in fixed)))
-    head = ("", "n", "validation accuracy, %", "test accuracy, %", *(f"over {row}" for row in fixed))
+        lines.append((row, f"{len(found[row])}", *cells, *(over(found, row, other) for other in others)))
+    head = ("", "n", "validation accuracy, %", "test accuracy, %", *(f"over {row}" for row in others))
     notes = ("Accuracies are those of the last epoch. Differences are paired by seed; intervals are Student's.",)
     return Table("Branches that are not alike", head, tuple(lines), notes)
 
 
-def over(found: Results, row: str, rule: str) -> str:
+def over(found: Results, row: str, other: str) -> str:
     """By how much a row is better, seed by seed."""
-    difference = difference_by_seed(by_seed(found, row, "test"), by_seed(found, rule, "test"))
-    if row == rule or difference.interval is None:
+    difference = difference_by_seed(by_seed(found, row, "test"), by_seed(found, other, "test"))
+    if row == other or difference.interval is None:
         return ""
     low, high = difference.interval
     return f"{difference.mean:+.2f} ({low:+.2f} to {high:+.2f})"

@@ -33,14 +33,14 @@ def network(connectivity, seed, fan_in=3):
     return nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), stack, pool, nn.Linear(64, 10))
 
 
-def train(connectivity="learned", seed=0, epochs=12):
+def train(connectivity="learned", seed=0, mask_lr=0.03, epochs=12, blend=True):
     """Learn for half of the epochs, freeze, fine-tune at a tenth of the rate."""
     digits = need("sklearn.datasets", extra="data").load_digits()
     x, y = torch.tensor(digits.images[:, None] / 8 - 1, dtype=torch.float32), torch.tensor(digits.target)
     torch.manual_seed(seed)
     model = network(connectivity, seed)
-    optimizer = torch.optim.SGD(mc.param_groups(model, lr=0.05, mask_lr=0.1, weight_decay=1e-4), momentum=0.9)
-    mc.attach(optimizer, model)
+    optimizer = torch.optim.SGD(mc.param_groups(model, lr=0.05, mask_lr=mask_lr, weight_decay=1e-4), momentum=0.9)
+    mc.attach(optimizer, model, steps=epochs // 2 * 20 if blend else None)
     for epoch in range(epochs):
         if epoch == epochs // 2:
             mc.freeze(model)

@@ -29,12 +29,12 @@ def batch(size, seed):
     return x, (sum(x[:, 4 * k : 4 * k + 4].sum(dim=1) for k in SIGNAL) > 0).long()
 
 
-def train(connectivity="learned", seed=0, mask_lr=0.1, steps=400, show=()):
+def train(connectivity="learned", seed=0, mask_lr=0.03, steps=400, blend=True, show=()):
     torch.manual_seed(seed)
     reader = nn.Sequential(nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 2))
     model = mc.MaskedStack([[Eye(k) for k in range(8)], [reader]], fan_in=2, connectivity=connectivity, seed=seed)
     optimizer = torch.optim.SGD(mc.param_groups(model, lr=0.1, mask_lr=mask_lr), momentum=0.9)
-    mc.attach(optimizer, model)
+    mc.attach(optimizer, model, steps=steps if blend else None)
     for step in range(steps):
         x, y = batch(128, seed * steps + step)
         loss = F.cross_entropy(model(x), y)
@@ -49,7 +49,7 @@ def train(connectivity="learned", seed=0, mask_lr=0.1, steps=400, show=()):
 if __name__ == "__main__":
     torch.set_num_threads(1)  # so small a network is faster on one core than on many
     print("Eight MLPs each see a part of the input; only", *SIGNAL, "see the signal. A reader takes in 2 of the 8.")
-    print("\n             how likely the reader is to draw each of them, in %")
+    print("\n             the mask of the reader: how much it wants each of them, in %")
     print(" step   loss", *(f"{k:5d}" for k in range(8)))
     learned = train(show=(0, 50, 100, 150, 200, 399))
     print("\nwiring of the reader    test accuracy   it reads")

@@ -35,14 +35,15 @@ def batch(size, generator):
     return tokens, (tokens[:, 1:] == tokens[:, :1]).any(dim=1).long()
 
 
-def train(connectivity="learned", seed=0, steps=300, fan_in=2):
+def train(connectivity="learned", seed=0, mask_lr=0.03, steps=300, blend=True, fan_in=2):
     """Learn for two thirds of the steps, freeze, fine-tune."""
     torch.manual_seed(seed)
     model, data = Encoder(connectivity, fan_in, seed), torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.AdamW(mc.param_groups(model, lr=1e-3, mask_lr=0.1))
-    mc.attach(optimizer, model)
+    optimizer = torch.optim.AdamW(mc.param_groups(model, lr=1e-3, mask_lr=mask_lr))
+    learning = 2 * steps // 3
+    mc.attach(optimizer, model, steps=learning if blend else None)
     for step in range(steps):
-        if step == 2 * steps // 3:
+        if step == learning:
             mc.freeze(model)
         tokens, label = batch(64, data)
         F.cross_entropy(model(tokens), label).backward(), optimizer.step(), optimizer.zero_grad()

@@ -20,7 +20,8 @@ from maskconnect.cli.main import main
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "evidence.md"
 COMMAND = re.compile(
-    r"^    (maskconnect compare .*|python \.\./\.\./benchmarks/\w+\.py --show .*)\n\n((?:\|.*\n)+)", flags=re.MULTILINE
+    r"^    (maskconnect compare .*|python \.\./\.\./benchmarks/\w+\.py(?: \w+)? --show .*)\n\n((?:\|.*\n)+)",
+    flags=re.MULTILINE,
 )
 
 

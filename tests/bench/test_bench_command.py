@@ -25,12 +25,12 @@ def test_the_plain_network_of_a_case_is_of_the_same_size(name):
 
 
 def test_a_step_updates_weights_and_masks():
-    for variant in ("plain", "frozen", "learning", "reference"):
+    for variant in ("plain", "frozen", "learning", "blending", "reference"):
         network = make(CASES["resnet38"], variant)
         before = {name: p.detach().clone() for name, p in network.named_parameters()}
         training_step(network, 2, torch.channels_last)()
         changed = {name for name, p in network.named_parameters() if not torch.equal(p, before[name])}
-        assert ("stack.masks.real" in changed) == (variant in ("learning", "reference"))
+        assert ("stack.masks.real" in changed) == (variant in ("learning", "blending", "reference"))
         assert len(changed) > len(before) / 2
 
 
@@ -47,12 +47,13 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path, capsys, monkeypatc
     assert main(["bench", "resnet38", "--batch", "2", "--seconds", "0", "--threads", "1", "--out", str(out)]) == 0
     said = capsys.readouterr().out
     assert "ResNet-38, K=10" in said
+    assert "blending" in said
     assert "reference" in said
     found = json.loads(out.read_text())
     assert found["machine"]["threads"] == 1
     (result,) = found["results"]
     assert (result["case"], result["batch"], result["bar"]) == ("resnet38", 2, 1.13)
-    assert set(result["seconds"]) == {"plain", "frozen", "learning", "reference"}
+    assert set(result["seconds"]) == {"plain", "frozen", "learning", "blending", "reference"}
     assert result["arithmetic"]["learning"]["peak"] > result["arithmetic"]["plain"]["peak"]
 
 

@@ -46,6 +46,16 @@ def test_shares_are_in_proportion_to_the_masks_until_one_is_whole_and_at_last_th
     assert found(2, 0.001) == [1, 1, 0, 0]
 
 
+def test_an_even_part_of_a_mask_goes_to_all_candidates_alike_and_the_top_k_stays():
+    def found(temperature):
+        fan_in_T = torch.tensor([1] * 4)
+        return shares(REAL_TS, CANDIDATE_TS, fan_in_T, temperature=temperature, even=0.2)
+
+    assert found(1)[0].tolist() == pytest.approx([0.8 * m + 0.2 / 3 for m in (0.5, 0.3, 0.2)] + [0])
+    assert found(1)[3].tolist() == pytest.approx([0.85, 0.05, 0.05, 0.05])
+    assert found(0.001)[[0, 1, 3]].tolist() == [[1, 0, 0, 0]] * 3
+
+
 @pytest.mark.parametrize(
     ("aggregation", "credit"),
     [(a, c) for a in ("mean", "sum", "root") for c in ("whole", "new")] + [("scaled", "whole")],
@@ -83,6 +93,17 @@ def test_every_candidate_is_trained():
     stack = blended(mc.MaskedStack(mlp_blocks(5), 1))
     stack(torch.randn(3, 6)).square().sum().backward()
     assert all(p.grad.any() for p in stack.blocks.parameters())
+
+
+@pytest.mark.parametrize("even", [0.0, 0.1])
+def test_a_candidate_whose_mask_was_clipped_to_0_is_trained_if_a_part_is_spread_evenly(even):
+    first, (reader, _) = mlp_layers(2, 2)
+    stack = mc.MaskedStack([first, [reader]], 1)
+    stack.masks.blend, stack.masks.even = True, even
+    stack.masks.real.data[:] = torch.tensor([1.0, 0.0])
+    stack(torch.randn(3, 6)).square().sum().backward()
+    trained = [any(p.grad.any() for p in block.parameters()) for block in (*first, reader)]
+    assert trained == [True, even > 0, True]
 
 
 @pytest.mark.parametrize("use_all", [False, True])

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import maskconnect as mc
-from maskconnect.core.loop import masks_of
+from maskconnect.core.loop import EVEN, masks_of
 
 X = torch.linspace(-1, 1, 18).reshape(3, 6)
 
@@ -143,13 +143,52 @@ def learn(model, optimizer, steps):
 def test_with_steps_masks_are_blended_and_cooled_until_the_last_reads_the_top_k_alone():
     stack = mc.MaskedStack(mlp_blocks(6), fan_in=2)
     optimizer = torch.optim.SGD(mc.param_groups(stack, lr=0.01, mask_lr=0.03))
-    mc.attach(optimizer, stack, gradient="direction", steps=5)
+    mc.attach(optimizer, stack, steps=5)
     assert stack.masks.blend
+    assert stack.masks.even == EVEN
     assert learn(stack, optimizer, 7) == [1, 0.75, 0.5, 0.25, 0, 0, 0]
     blended = stack(X)
     mc.freeze(stack)
     assert torch.equal(stack(X), blended)
     learn(stack, optimizer, 1)
+
+
+def test_blended_masks_move_by_their_rate_unless_another_gradient_is_asked_for():
+    def moved(gradient):
+        stack = mc.MaskedStack(mlp_blocks(6), fan_in=2)
+        optimizer = torch.optim.SGD(mc.param_groups(stack, lr=0.01, mask_lr=1e-3))
+        mc.attach(optimizer, stack, gradient=gradient, steps=5)
+        before = stack.masks.real.detach().clone()
+        learn(stack, optimizer, 1)
+        return (stack.masks.real.detach() - before).norm(dim=1)[1:]
+
+    torch.testing.assert_close(moved(None), torch.full((4,), 1e-3), rtol=1e-3, atol=0)
+    assert (moved("plain") < 0.5e-3).all()
+
+
+def test_without_steps_masks_are_drawn_again_whatever_was_attached_before():
+    stack = mc.MaskedStack(mlp_blocks(6), fan_in=2)
+    for steps in (4, None):
+        optimizer = torch.optim.SGD(mc.param_groups(stack, lr=0.01, mask_lr=0.03))
+        mc.attach(optimizer, stack, steps=steps)
+        learn(stack, optimizer, 2)
+    masks = stack.masks
+    assert (masks.blend, masks.even, masks.temperature) == (False, 0, 1)
+
+
+def test_masks_that_favour_the_old_wiring_are_not_spread():
+    stack = mc.MaskedStack(mlp_blocks(6), fan_in=2, mask_init=0.01)
+    mc.attach(torch.optim.SGD(mc.param_groups(stack, lr=0.01, mask_lr=0.03)), stack, steps=4)
+    assert stack.masks.blend
+    assert stack.masks.even == 0
+
+
+@pytest.mark.parametrize("even", [1, -0.1])
+def test_a_part_to_spread_that_is_none_is_told(even):
+    stack = mc.MaskedStack(mlp_blocks(4), fan_in=2)
+    stack.masks.blend, stack.masks.even = True, even
+    with pytest.raises(mc.ConnectivityError, match="it must be at least 0 and below 1"):
+        stack(X)
 
 
 def test_one_step_is_enough_to_blend():

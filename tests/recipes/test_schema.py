@@ -44,6 +44,9 @@ RESNET, RESNEXT = "paper/cifar100-resnet38-learned", "paper/cifar10-resnext20-4-
         ("phase.learn.mask_lr=0", "model.connectivity is 'learned', but phase.learn.mask_lr is 0; set it"),
         ("phase.learn.temperature=-1.0", "phase.learn.temperature is -1.0; it must be a number of 0 or more."),
         ("phase.learn.blend=true", "phase.learn.blend is true; then phase.learn.cool_to must be 0.0"),
+        ("phase.learn.even=1.0", "phase.learn.even is 1.0; it must be at least 0 and below 1."),
+        ("phase.learn.even=-0.1", "phase.learn.even is -0.1; it must be at least 0 and below 1."),
+        ("phase.learn.even=0.1", "phase.learn.even is 0.1, which takes phase.learn.blend=true."),
         ("phase.learn.cool_to=-1.0", "phase.learn.cool_to is -1.0; it must be a number of 0 or more."),
         (
             "training.mask_gradient=flat",

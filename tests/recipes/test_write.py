@@ -56,7 +56,7 @@ def test_every_field_that_is_set_is_written():
     }
     assert found["phase"][1] == {
         **{"name": "freeze", "epochs": 30, "lr": 0.1},
-        **{"mask_lr": 0.0, "temperature": 1.0, "blend": False},
+        **{"mask_lr": 0.0, "temperature": 1.0, "blend": False, "even": 0.0},
     }
     assert list(found) == ["name", "about", "seed", "paper", "data", "augmentation", "model", "training", "phase"]
 

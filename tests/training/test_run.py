@@ -214,14 +214,16 @@ def test_a_run_may_blend_and_is_at_its_top_k_when_it_freezes(tmp_path, monkeypat
 
     def noted(masks):
         drawn = draw(masks)
-        seen.append(drawn.mask_TS.double().max(dim=1).values.min().item())
+        seen.append((drawn.mask_TS.double().max(dim=1).values.min().item(), masks.even))
         return drawn
 
     monkeypatch.setattr(ConnectivityMasks, "draw", noted)
-    recipe = runs.tiny(tmp_path, "phase.learn.blend=true", "phase.learn.cool_to=0.0", "model.fan_in=1")
+    blend = ("phase.learn.blend=true", "phase.learn.even=0.1", "phase.learn.cool_to=0.0")
+    recipe = runs.tiny(tmp_path, *blend, "model.fan_in=1")
     summary = runs.run(recipe, tmp_path / "run")
-    assert seen[0] < 1  # some target reads no source as a whole
-    assert seen[-1] == 1
+    assert seen[0][0] < 1  # some target reads no source as a whole
+    assert seen[-1][0] == 1
+    assert {even for _, even in seen} == {0.1}
     assert summary["freeze"]["drawn"] == summary["freeze"]["frozen"]
 
 

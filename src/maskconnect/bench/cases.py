@@ -28,7 +28,7 @@ class Case:
     @property
     def variants(self) -> tuple[str, ...]:
         """What is timed; see `steps.py`."""
-        common = ("plain", "frozen", "learning", "reference")
+        common = ("plain", "frozen", "learning", "blending", "reference")
         return common if isinstance(self.spec, ResNetSpec) else (*common, "lean")
 
     def network(self, connectivity: str) -> nn.Module:

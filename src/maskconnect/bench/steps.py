@@ -3,7 +3,8 @@
     plain       a plain network (`plain.py`)
     frozen      random wiring of the same fan-in
     learning    masks and weights
-    reference   the same in the readable way (`core/reference.py`)
+    blending    the same with all candidates read in part, where K of them are drawn otherwise
+    reference   learning in the readable way (`core/reference.py`)
     lean        ResNeXt: learning, with wide tensors made again rather than kept
 
 A step is forward, backward, and the update of weights and masks. Each network has the memory layout in which it is
@@ -114,6 +115,8 @@ def make(case: Case, variant: str) -> nn.Module:
     network = case.network("random" if variant == "frozen" else "learned")
     if variant == "lean":
         save_memory_(network)
+    for masks in masks_of(network):
+        masks.blend = variant == "blending"
     return network
 
 

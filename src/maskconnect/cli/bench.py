@@ -66,15 +66,17 @@ def run(args: argparse.Namespace) -> None:
     print(FOOT)
 
 
-VARIANTS = ("frozen", "learning", "reference", "lean")
+VARIANTS = ("frozen", "learning", "blending", "reference", "lean")
+KEPT = ("learning", "blending", "lean")  # whose memory is shown
 HEAD = (
-    f"{'':22s} {'batch':>5s} {'plain, s':>8s}  {'frozen':16s}{'learning':16s}{'reference':>9s} {'lean':>5s} "
-    f"{'bar':>5s}  memory"
+    f"{'':22s} {'batch':>5s} {'plain, s':>8s}  {'frozen':16s}{'learning':16s}{'blending':>8s} "
+    f"{'reference':>9s} {'lean':>5s} {'bar':>5s}  memory"
 )
 FOOT = """
 Interleaved training steps over those of a plain network, each in its faster memory layout: the median over rounds, in
-brackets that of the fastest steps. reference: learning in the readable way; lean: learning with wide tensors made
-again, not kept. Memory of learning, and of lean, over plain: all tensors at the peak of a step. --out FILE has more."""
+brackets that of the fastest steps. blending: learning without draws, all candidates read in part, as at its beginning;
+reference: learning in the readable way; lean: learning with wide tensors made again, not kept. Memory of learning, of
+blending and of lean, over plain: all tensors at the peak of a step. --out FILE has more."""
 
 
 def line(case: Case, result: Result) -> str:
@@ -83,9 +85,9 @@ def line(case: Case, result: Result) -> str:
     seconds, ratios = described["seconds"]["plain"]["median"], described["ratios"]
     cells = {name: ratios.get(f"{name}_over_plain", {"median": math.nan, "minima": math.nan}) for name in VARIANTS}
     both = [f"{cells[name]['median']:.2f} ({cells[name]['minima']:.2f})" for name in ("frozen", "learning")]
-    rest = [f"{cells[name]['median']:.2f}".replace("nan", "") for name in ("reference", "lean")]
-    memory = ", ".join(f"{result.memory(name):.2f}" for name in ("learning", "lean") if name in case.variants)
+    rest = [f"{cells[name]['median']:.2f}".replace("nan", "") for name in ("blending", "reference", "lean")]
+    memory = ", ".join(f"{result.memory(name):.2f}" for name in KEPT if name in case.variants)
     return (
-        f"{case.about:22s} {result.batch:5d} {seconds:8.3f}  {both[0]:16s}{both[1]:16s}{rest[0]:>9s} {rest[1]:>5s} "
-        f"{case.bar:5.2f}  {memory}"
+        f"{case.about:22s} {result.batch:5d} {seconds:8.3f}  {both[0]:16s}{both[1]:16s}{rest[0]:>8s} {rest[1]:>9s} "
+        f"{rest[2]:>5s} {case.bar:5.2f}  {memory}"
     )

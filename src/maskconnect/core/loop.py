@@ -16,6 +16,8 @@ from maskconnect.core.sampling import cooled
 from maskconnect.core.stack import MaskedStack
 from maskconnect.errors import ConfigError, unknown_name
 
+EVEN = 0.1
+"""How much of a mask `mc.attach(..., steps=N)` spreads evenly, so that no source is given up before it has learned."""
 GRADIENTS = ("plain", "centred", "direction")
 """What masks are updated with: dl/dm, that less its mean over the candidates of a target, or the direction of that."""
 
@@ -43,17 +45,24 @@ def param_groups(
     return groups
 
 
-def attach(optimizer: Optimizer, model: nn.Module, *, gradient: str = "plain", steps: int | None = None) -> None:
+def attach(optimizer: Optimizer, model: nn.Module, *, gradient: str | None = None, steps: int | None = None) -> None:
     """Make every `optimizer.step()` update the masks of `model` as step 3 of Algorithm 1 does.
 
     m~ <- clip(m~ - lr * dl/dm, 0, 1), with the lr of the group that holds m~, so schedulers apply. SGD takes that
     step itself and the masks are only clipped after it; what any other optimizer did to them is undone first,
-    because it rescales gradients (D15). `gradient` is "plain", as in the paper; "centred", less its mean over the
-    candidates of a target; or "direction", that with length 1, so that the rate is how far a mask goes in a step.
+    because it rescales gradients (D15).
 
-    With `steps` nothing is drawn: a module reads all its candidates in part, and more and more only the best K, in the
-    last of so many steps those alone (`stack.masks.blend`, cooled). How many were taken is in the optimizer's state.
+    With `steps`, which is how many of the optimizer's steps masks learn for, nothing is drawn: a module reads all its
+    candidates in part, and more and more only the best K, in the last step those alone (`stack.masks.blend`, cooled).
+    How many were taken is in the optimizer's state. A tenth of each mask is spread evenly, unless masks started in
+    favour of some sources (`stack.masks.even`, which may be set to something else after this).
+
+    `gradient` is "plain", the paper's dl/dm and the default without `steps`; "centred", that less its mean over the
+    candidates of a target; or "direction", that with length 1, so that the rate is how far a mask goes in a step: the
+    default with `steps`.
     """
+    if gradient is None:
+        gradient = "plain" if steps is None else "direction"
     if gradient not in GRADIENTS:
         raise unknown_name("gradient", gradient, GRADIENTS)
     if not isinstance(optimizer, Optimizer):
@@ -65,6 +74,9 @@ def attach(optimizer: Optimizer, model: nn.Module, *, gradient: str = "plain", s
             "and the masks to an SGD of their own."
         )
     _groups_by_mask(optimizer, masks)
+    for m in masks:
+        if m.scheduled:  # by an attach before this one
+            m.scheduled, m.blend, m.even, m.temperature = False, False, 0.0, 1.0
     if steps is not None and masks:
         _blend(optimizer, masks, steps)
     before: dict[int, Tensor] = {}
@@ -118,7 +130,7 @@ def _blend(optimizer: Optimizer, masks: list[ConnectivityMasks], steps: int) -> 
             m.temperature = cooled(1.0, 0.0, group["steps_taken"], steps)
 
     for m in masks:
-        m.blend = True
+        m.scheduled, m.blend, m.even = True, True, EVEN if m.decay == 1 else 0.0
     follow()
     optimizer.register_step_post_hook(partial(follow, taken=1))
     optimizer.register_load_state_dict_post_hook(follow)

@@ -52,8 +52,11 @@ class ConnectivityMasks(nn.Module):
         self._fan_in_T = torch.tensor(fan_in, dtype=torch.int64, device="cpu")
         self.generator = torch.Generator().manual_seed(seed)
         self.learned = fixed is None
+        self.decay = decay  # from each candidate to the next nearer one, at the start; 1 where all are equal
         self.temperature = 1.0  # of the draws: 1 is the paper's, 0 takes the top-K itself
         self.blend = False  # whether a pass reads all candidates, each in part, where it would draw K of them
+        self.scheduled = False  # whether `mc.attach(..., steps=N)` blends and cools them
+        self.even = 0.0  # how much of a mask is spread evenly over its candidates where they are blended
         self._fixed: BinaryMasks | None = None
         self._seen: tuple[int, int] | None = None
 
@@ -123,13 +126,15 @@ class ConnectivityMasks(nn.Module):
 
     def _blended(self, real_TS: Tensor) -> BinaryMasks:
         """The shares of all candidates, which go over to the top-K as the temperature goes to 0."""
+        if not 0 <= self.even < 1:
+            raise ConnectivityError(f"masks.even is {self.even}; it must be at least 0 and below 1.")
         plain_TS = self._preferred(real_TS)
         top_TS = self._best(real_TS, plain_TS).mask_TS
         self.binary.copy_(top_TS)
         for t in (top_TS != plain_TS).any(dim=1).nonzero().flatten().tolist():  # two that were swapped swap shares too
             new, old = (top_TS[t] & ~plain_TS[t]).nonzero(), (plain_TS[t] & ~top_TS[t]).nonzero()
             real_TS[t, new], real_TS[t, old] = real_TS[t, old], real_TS[t, new]
-        share_TS = shares(real_TS, self._candidate_TS, self._fan_in_T, temperature=self.temperature)
+        share_TS = shares(real_TS, self._candidate_TS, self._fan_in_T, temperature=self.temperature, even=self.even)
         return read_masks(share_TS, self.layout, self.candidates, self._fan_in_T.tolist())
 
     def _best(self, score_TS: Tensor, mask_TS: Tensor) -> BinaryMasks:

@@ -35,12 +35,15 @@ def largest(score_TS: Tensor, fan_in_T: Tensor) -> Tensor:
     return torch.zeros_like(chosen_TS).scatter_(1, order_TS, chosen_TS)
 
 
-def shares(real_TS: Tensor, candidate_TS: Tensor, fan_in_T: Tensor, *, temperature: float) -> Tensor:
+def shares(real_TS: Tensor, candidate_TS: Tensor, fan_in_T: Tensor, *, temperature: float, even: float = 0.0) -> Tensor:
     """min(1, c m~^(1/T)) of every entry, with c such that a row adds up to K: at 0 the top-K, at 1 in proportion to m~.
 
-    Draws of K in which every source has this chance are what the blend is the mean of.
+    Draws of K in which every source has this chance are what the blend is the mean of. Where `even` is above 0, that
+    part of m~ is spread evenly over the candidates first: those whose mask was clipped to 0 are read, and trained, too.
     """
-    log_TS = real_TS.double().log().clamp_(min=UNLIKELY).masked_fill_(~candidate_TS, -torch.inf)
+    even_TS = even * candidate_TS / candidate_TS.sum(dim=1, keepdim=True)
+    log_TS = ((1 - even) * real_TS.double() + even_TS).log().clamp_(min=UNLIKELY)
+    log_TS.masked_fill_(~candidate_TS, -torch.inf)
     whole_TS = torch.zeros_like(candidate_TS)  # those with a share of 1; what is left goes to the others
     while True:
         rest_TS = log_TS.masked_fill(whole_TS, -torch.inf)

@@ -159,9 +159,8 @@ class Training:
                 f"training.accumulate is {self.accumulate}; a batch of {self.batch_size} has no so many parts."
             )
         _rate("training.weight_decay", self.weight_decay)
-        for name in ("momentum", "mask_momentum"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"training.{name} is {getattr(self, name)}; it must be at least 0 and below 1.")
+        _part("training.momentum", self.momentum)
+        _part("training.mask_momentum", self.mask_momentum)
         if self.mask_gradient not in GRADIENTS:
             raise unknown_name("training.mask_gradient", self.mask_gradient, GRADIENTS)
         if self.nesterov and not self.momentum:
@@ -179,6 +178,7 @@ class Phase:
     temperature: float = 1.0  # of the draws: 1 as in the paper, 0 takes the top-K itself
     cool_to: float | None = None  # the temperature goes from there to here, step by step
     blend: bool = False  # whether to read all candidates, each in part, where the paper draws K of them
+    even: float = 0.0  # how much of each mask is spread evenly over its candidates then: none is given up untrained
 
     def __post_init__(self) -> None:
         _at_least(1, f"phase.{self.name}.epochs", self.epochs)
@@ -192,6 +192,9 @@ class Phase:
                 f"phase.{self.name}.blend is true; then phase.{self.name}.cool_to must be 0.0, so that at its end "
                 "K sources are read as a whole, and no other."
             )
+        _part(f"phase.{self.name}.even", self.even)
+        if self.even and not self.blend:
+            raise ConfigError(f"phase.{self.name}.even is {self.even}, which takes phase.{self.name}.blend=true.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,3 +247,8 @@ def _at_least(least: int, name: str, found: object) -> None:
 def _rate(name: str, found: float) -> None:
     if not 0 <= found < math.inf:
         raise ConfigError(f"{name} is {found}; it must be a number of 0 or more.")
+
+
+def _part(name: str, found: float) -> None:
+    if not 0 <= found < 1:
+        raise ConfigError(f"{name} is {found}; it must be at least 0 and below 1.")

@@ -224,7 +224,8 @@ class Run:
         """Algorithm 1 for one batch; `mc.attach` clips the masks after the optimizer's step."""
         optimizer, scaler, parts = self.state.optimizer, self.state.scaler, self.recipe.training.accumulate
         for masks in masks_of(self.network):
-            masks.temperature, masks.blend = self.schedule.temperature, self.schedule.phase.blend
+            masks.temperature = self.schedule.temperature
+            masks.blend, masks.even = self.schedule.phase.blend, self.schedule.phase.even
         before = [buffer.clone() for buffer in statistics(self.network)] if self.how.skip_nonfinite else []
         count = self.images.train.images_of(self.state.position.batch)
         step = gradients(
