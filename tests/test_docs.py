@@ -50,6 +50,14 @@ def test_the_tables_of_the_evidence_are_what_its_files_say():
     assert evidence.refreshed(page, evidence.PAGE.parent / "evidence", figures=False) == page
 
 
+def test_differences_in_words_are_those_of_two_rows():
+    known = evidence.differences()
+    for page in evidence.TELL:
+        text = page.read_text()
+        assert evidence.unfounded(text, known) == []
+        assert evidence.unfounded(text.replace("+0.72 to +1.45", "+0.72 to +1.46"), known) != []
+
+
 def test_the_evidence_can_be_added_to_as_it_says():
     found = Kept(evidence.PAGE.parent / "evidence")
     assert found.get(load("quick/cifar100-strong", ["seed=0"]))

@@ -3,26 +3,39 @@
     .venv/bin/python tools/evidence.py
 
 A command is an indented line, `maskconnect compare` or the `--show` of a benchmark; it runs in docs/evidence, and the
-next table below it becomes what it prints. A test has the page fail if its tables are not what the files say.
+next table below it becomes what it prints. Words are not written anew: differences that they tell with an interval, and
+that no two rows have (any more), are listed. Tests have the page fail if its tables or its words are not what the files
+say.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import re
 import runpy
 import shlex
+from collections.abc import Iterator, Mapping
+from itertools import combinations
 from pathlib import Path
 
 from maskconnect.cli.main import main
+from maskconnect.experiments.compare import sides_of
+from maskconnect.training.statistics import difference_by_seed
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "evidence.md"
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "evidence.md"
+TELL = (PAGE, PAGE.with_name("claims.md"), ROOT / "README.md")
+"""Pages that tell of the evidence in words."""
 COMMAND = re.compile(
     r"^    (maskconnect compare .*|python \.\./\.\./benchmarks/\w+\.py(?: \w+)? --show .*)\n\n((?:\|.*\n)+)",
     flags=re.MULTILINE,
 )
+
+TOLD = re.compile(r"([+-]?\d+\.\d\d)[^\d|\n]{1,40}?([+-]?\d+\.\d\d) to ([+-]?\d+\.\d\d)")
+"""A difference and its interval, in words or in a cell of a table."""
 
 
 def refreshed(text: str, folder: Path, *, figures: bool) -> str:
@@ -57,9 +70,54 @@ def _table(words: list[str]) -> str:
     return "".join(line for line in said.getvalue().splitlines(keepends=True) if line.startswith("|"))
 
 
+def unfounded(text: str, known: set[tuple[float, ...]]) -> list[str]:
+    """What a text tells with an interval, and is not the difference of any two rows.
+
+    Lists of attempts, which tell what once was, and what a command has printed are left out.
+    """
+    now = re.sub(r"^## Attempts .*?(?=^## |\Z)|^    .*?$", "", text, flags=re.MULTILINE | re.DOTALL)
+    return [match[0] for match in TOLD.finditer(now) if _either_way(*map(float, match.groups())) not in known]
+
+
+def differences() -> set[tuple[float, ...]]:
+    """The difference of any two rows, as it is told: in hundredths, with its interval, the better row first."""
+    tables = "".join(line for name in ("evidence.md", "log.md") for line in _table_lines(PAGE.with_name(name)))
+    found = {_either_way(*map(float, match.groups())) for match in TOLD.finditer(tables)}
+    for rows in _rows():
+        for ours, theirs in combinations(rows, 2):
+            difference = difference_by_seed(ours, theirs)
+            if difference.interval is not None:
+                found.add(_either_way(difference.mean, *difference.interval))
+    return found
+
+
+def _rows() -> Iterator[list[Mapping[int, float]]]:
+    """All rows that can be compared: of each, the accuracy by seed."""
+    folder, benchmark = PAGE.parent / "evidence", runpy.run_path(str(ROOT / "benchmarks" / "unequal_branches.py"))
+    for part in ("test", "validation"):
+        for files in ("quick-cifar100*.json", "quick-cifar10[-_]*.json"):
+            yield [side.accuracy for side in sides_of(sorted(folder.glob(files)), part)]
+        for path in sorted((folder / "benchmarks").glob("unequal_branches-*.json")):
+            found = json.loads(path.read_text())
+            yield [benchmark["by_seed"](found, row, part) for row in found]
+
+
+def _table_lines(page: Path) -> list[str]:
+    return [line for line in page.read_text().splitlines(keepends=True) if line.startswith("|")]
+
+
+def _either_way(mean: float, low: float, high: float) -> tuple[float, ...]:
+    """The same for A over B as for B under A."""
+    return tuple(round(x, 2) + 0.0 for x in ((mean, low, high) if mean >= 0 else (-mean, -high, -low)))
+
+
 if __name__ == "__main__":
     page = PAGE.read_text()
     PAGE.write_text(refreshed(page, PAGE.parent / "evidence", figures=True))
     for drawn in (PAGE.parent / "images").glob("evidence-*.png"):
         drawn.unlink()  # the page shows the SVG
     print(f"{len(COMMAND.findall(page))} tables of {os.path.relpath(PAGE)} written anew")
+    known = differences()
+    for told in TELL:
+        for words in unfounded(told.read_text(), known):
+            print(f"{os.path.relpath(told)}: no two rows differ by {words}")
