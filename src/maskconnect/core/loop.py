@@ -70,7 +70,7 @@ def attach(optimizer: Optimizer, model: nn.Module, *, gradient: str | None = Non
     masks = [m for m in masks_of(model) if not m.is_frozen]
     if masks and isinstance(optimizer, torch.optim.LBFGS):
         raise ConfigError(
-            "LBFGS looks at the loss many times a step, and every look draws other masks; give it the weights only, "
+            "LBFGS looks at the loss many times a step, and masks change with every look; give it the weights only, "
             "and the masks to an SGD of their own."
         )
     _groups_by_mask(optimizer, masks)
