@@ -78,6 +78,19 @@ def test_only_seeds_that_both_have_are_pairs(folder, type_in):
     assert "no pair" in said
 
 
+def test_some_seeds_alone_are_compared(folder, type_in):
+    words = ("compare", folder / "prev", folder / "learned", "--json", "--seeds")
+    (other,) = json.loads(type_in(*words, "1..2")[1])["others"]
+    assert other["accuracy"] == {"1": 73.1, "2": 72.3}
+    assert other["difference"] == pytest.approx(2.0)
+    code, _, errors = type_in(*words, "7,8")
+    assert code == 2
+    assert "no run of these seeds has ended; name runs of two recipes or more." in errors
+    code, _, errors = type_in(*words, "one")
+    assert code == 2
+    assert "--seeds is 'one'" in errors
+
+
 def test_given_wirings_are_one_side_if_their_folders_differ_in_the_seed(folder, tmp_path):
     """Each seed has learned its own wiring, and each is trained again."""
     for seed, wiring in enumerate(

@@ -15,6 +15,7 @@ SETS = ("test", "validation")
 EXAMPLE = """compare runs/quick-digits-prev-seed* runs/quick-digits-seed*
   maskconnect compare runs/digits-prev runs/digits-sweep        folders of runs; the first recipe is the baseline
   maskconnect compare kept/*.json --on validation --see 0.5     results that `sweep --keep` has kept
+  maskconnect compare kept/*.json --seeds 9..20                 those alone, which served for no choice
   maskconnect compare kept/*.json --figure differences          a figure of it: differences.svg and .png
   maskconnect compare kept/*.json --parameters                  what pruning leaves, too"""
 
@@ -30,6 +31,7 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--on", default="test", metavar="SET", help="test (the default), or validation, where a choice is to be made"
     )
+    parser.add_argument("--seeds", metavar="N", help="of these alone: how many, from 0 on, or which: 9..20")
     parser.add_argument(
         "--see", type=float, metavar="POINTS", help="also say how many pairs it takes to see a difference so large"
     )
@@ -42,12 +44,14 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
 def run(args: argparse.Namespace) -> None:
     """Compare with the first recipe that is named."""
     from maskconnect.experiments.compare import sides_of
+    from maskconnect.experiments.grid import seeds_of
 
     if args.on not in SETS:
         raise unknown_name("--on", args.on, SETS)
     if args.see is not None and not 0 < args.see < math.inf:
         raise ConfigError(f"--see is {args.see}; it must be a difference above 0, such as 0.5.")
-    baseline, *others = sides_of([args.baseline, *args.runs] if args.baseline is not None else args.runs, args.on)
+    places = args.runs if args.baseline is None else [args.baseline, *args.runs]
+    baseline, *others = sides_of(places, args.on, None if args.seeds is None else seeds_of(args.seeds))
     differences = [side.against(baseline) for side in others]
     if args.figure is not None:
         from maskconnect.report.differences import Row, write_differences

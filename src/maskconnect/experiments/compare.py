@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,16 +32,18 @@ class Side:
         return difference_by_seed(self.accuracy, baseline.accuracy)
 
 
-def sides_of(places: Sequence[Path], on: str = "test") -> list[Side]:
+def sides_of(places: Sequence[Path], on: str = "test", seeds: Collection[int] | None = None) -> list[Side]:
     """The runs by recipe, in the order in which they were named; all must be of the same test images.
 
-    `on` is "test", or "validation" where a choice is to be made.
+    `on` is "test", or "validation" where a choice is to be made. With `seeds`, runs of other seeds are left out.
 
     Runs that have not ended are left out, unless they were named themselves.
     """
     found: list[tuple[tuple[Recipe, str], Recipe, dict[int, tuple[float, int]]]] = []
     tested: dict[str, Path] = {}
     for result in find_results(places):
+        if seeds is not None and result.recipe.seed not in seeds:
+            continue
         path, recipe, numbers = result.place, result.recipe, (result.accuracy(on), result.left)
         if tested and result.images not in tested:
             other = next(iter(tested.values()))
@@ -58,7 +60,8 @@ def sides_of(places: Sequence[Path], on: str = "test") -> list[Side]:
     recipes = [recipe for (recipe, _), *_ in found]
     labels = labels_of(recipes, [_name(recipe, origin) for (_, origin), recipe, _ in found])
     if len(found) < 2:
-        what = f"all runs are of one recipe ({labels[0]})" if found else "no run has ended"
+        which = "no run" if seeds is None else "no run of these seeds"
+        what = f"all runs are of one recipe ({labels[0]})" if found else f"{which} has ended"
         raise ConfigError(f"{what}; name runs of two recipes or more.")
     return [_side(label, members) for label, (*_, members) in zip(labels, found, strict=True)]
 
