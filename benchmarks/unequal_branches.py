@@ -212,11 +212,7 @@ def accuracies(found: Results) -> Table:
 
 def over(found: Results, row: str, other: str) -> str:
     """By how much a row is better, seed by seed."""
-    difference = difference_by_seed(by_seed(found, row, "test"), by_seed(found, other, "test"))
-    if row == other or difference.interval is None:
-        return ""
-    low, high = difference.interval
-    return f"{difference.mean:+.2f} ({low:+.2f} to {high:+.2f})"
+    return difference_by_seed(by_seed(found, row, "test"), by_seed(found, other, "test")).text
 
 
 def by_seed(found: Results, row: str, part: str) -> dict[int, float]:

@@ -91,6 +91,34 @@ def test_some_seeds_alone_are_compared(folder, type_in):
     assert "--seeds is 'one'" in errors
 
 
+def test_rows_have_the_names_they_are_given(folder, type_in):
+    words = ("compare", folder / "prev", folder / "learned", "--names")
+    assert [line.split()[0] for line in type_in(*words, "chain", "ours")[1].splitlines()[1:3]] == ["chain", "ours"]
+    code, _, errors = type_in(*words, "chain")
+    assert code == 2
+    assert "--names has 1; needed is one for each of 2 rows: Fixed-Prev, K=1; Learned, K=2." in errors
+
+
+def test_several_baselines_have_a_column_each(folder, type_in):
+    words = ("compare", folder / "prev", folder / "learned", "--baseline", folder / "prev/0")
+    both = (*words, "--baseline", folder / "learned/0")
+    code, said, _ = type_in(*both, "--names", "chain", "ours", "--markdown")
+    assert code == 0
+    prev, learned = (70.0, 71.0, 70.4), (72.0, 73.1, 72.3)
+    assert [line.split("|")[1:-1] for line in said.replace(" | ", "|").splitlines()[:4]] == [
+        [" ", "seeds", "test accuracy, %", "over chain", "over ours "],
+        [" ---", "---", "---", "---", "--- "],
+        [" chain", "3", "70.47 ± 0.50", "", f"{paired_difference(prev, learned).text} "],
+        [" ours", "3", "72.47 ± 0.57", paired_difference(learned, prev).text, " "],
+    ]
+    code, _, errors = type_in(*words, "--baseline", folder / "prev/1")
+    assert code == 2
+    assert "all runs are of one recipe (Fixed-Prev, K=1); name runs of two recipes or more." in errors
+    code, _, errors = type_in(*both, "--see", "0.5")
+    assert code == 2
+    assert "--json, --figure and --see go with one --baseline." in errors
+
+
 def test_given_wirings_are_one_side_if_their_folders_differ_in_the_seed(folder, tmp_path):
     """Each seed has learned its own wiring, and each is trained again."""
     for seed, wiring in enumerate(

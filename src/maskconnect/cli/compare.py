@@ -5,17 +5,22 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from maskconnect.cli.verb import add_verb
 from maskconnect.errors import ConfigError, unknown_name
+
+if TYPE_CHECKING:
+    from maskconnect.experiments.compare import Side
 
 SETS = ("test", "validation")
 EXAMPLE = """compare runs/quick-digits-prev-seed* runs/quick-digits-seed*
   maskconnect compare runs/digits-prev runs/digits-sweep        folders of runs; the first recipe is the baseline
   maskconnect compare kept/*.json --on validation --see 0.5     results that `sweep --keep` has kept
   maskconnect compare kept/*.json --seeds 9..20                 those alone, which served for no choice
+  maskconnect compare a b c --baseline a --baseline b           beside both, a column each
   maskconnect compare kept/*.json --figure differences          a figure of it: differences.svg and .png
   maskconnect compare kept/*.json --parameters                  what pruning leaves, too"""
 
@@ -27,11 +32,21 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "runs", metavar="RUN", nargs="+", type=Path, help="run folders, kept results (.json), or folders of either"
     )
-    parser.add_argument("--baseline", metavar="RUN", type=Path, help="compare with its recipe (default: the first)")
+    parser.add_argument(
+        "--baseline",
+        action="append",
+        default=[],
+        metavar="RUN",
+        type=Path,
+        help="compare with its recipe (default: the first); given again, with each of them, a column each",
+    )
+    parser.add_argument(
+        "--names", nargs="+", metavar="NAME", help="what rows are called, baselines first (default: by their recipes)"
+    )
     parser.add_argument(
         "--on", default="test", metavar="SET", help="test (the default), or validation, where a choice is to be made"
     )
-    parser.add_argument("--seeds", metavar="N", help="of these alone: how many, from 0 on, or which: 9..20")
+    parser.add_argument("--seeds", metavar="N", help="compare these alone: how many, from 0 on, or which: 9..20")
     parser.add_argument(
         "--see", type=float, metavar="POINTS", help="also say how many pairs it takes to see a difference so large"
     )
@@ -42,7 +57,7 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Compare with the first recipe that is named."""
+    """Compare with the first recipe that is named, or with each of several."""
     from maskconnect.experiments.compare import sides_of
     from maskconnect.experiments.grid import seeds_of
 
@@ -50,58 +65,103 @@ def run(args: argparse.Namespace) -> None:
         raise unknown_name("--on", args.on, SETS)
     if args.see is not None and not 0 < args.see < math.inf:
         raise ConfigError(f"--see is {args.see}; it must be a difference above 0, such as 0.5.")
-    places = args.runs if args.baseline is None else [args.baseline, *args.runs]
-    baseline, *others = sides_of(places, args.on, None if args.seeds is None else seeds_of(args.seeds))
-    differences = [side.against(baseline) for side in others]
+    several = len(args.baseline) > 1
+    if several and (args.json or args.figure is not None or args.see is not None):
+        raise ConfigError("--json, --figure and --see go with one --baseline.")
+    seeds = None if args.seeds is None else seeds_of(args.seeds)
+    sides = sides_of([*args.baseline, *args.runs], args.on, seeds)
+    if args.names:
+        if len(args.names) != len(sides):
+            found = "; ".join(side.label for side in sides)
+            raise ConfigError(f"--names has {len(args.names)}; needed is one for each of {len(sides)} rows: {found}.")
+        sides = [replace(side, label=name) for side, name in zip(sides, args.names, strict=True)]
     if args.figure is not None:
-        from maskconnect.report.differences import Row, write_differences
-
-        drawn = [Row(side.label, d) for side, d in zip(others, differences, strict=True)]
-        place = args.figure.with_suffix("") if args.figure.suffix in (".svg", ".png") else args.figure
-        place.parent.mkdir(parents=True, exist_ok=True)
-        write_differences(drawn, baseline.label, args.on, place)
+        _draw(sides, args.on, args.figure)
     if args.json:
-        found = [
-            {
-                "label": side.label,
-                "accuracy": side.accuracy,
-                "parameters": side.left,
-                "pairs": d.count,
-                "difference": d.mean if d.count else None,
-                "interval": d.interval,
-                "verdict": d.verdict,
-                "deviation": d.deviation,
-            }
-            | ({} if args.see is None else {"pairs_needed": d.pairs_to_see(args.see)})
-            for side, d in zip(others, differences, strict=True)
-        ]
-        first = {"label": baseline.label, "accuracy": baseline.accuracy, "parameters": baseline.left}
-        print(json.dumps({"baseline": first, "others": found}))
+        print(json.dumps(_plain(sides, args.see)))
         return
-    from maskconnect.cli.table import show_table
-    from maskconnect.experiments.layout import Table
-    from maskconnect.training.statistics import statistic
-
-    rows: list[tuple[str, ...]] = [
-        (baseline.label, f"{len(baseline.accuracy)}", baseline.statistic.text(), "", "", "the baseline")
-    ]
-    for side, d in zip(others, differences, strict=True):
-        interval = "" if d.interval is None else f"{d.interval[0]:+.2f} to {d.interval[1]:+.2f}"
-        mean = f"{d.mean:+.2f}" if d.count else ""
-        rows.append((side.label, f"{len(side.accuracy)}", side.statistic.text(), mean, interval, d.verdict))
-    head: tuple[str, ...] = ("", "seeds", f"{args.on} accuracy, %", "difference", "95 % interval", "")
+    if several:
+        head, rows = _against_each(sides, len(sides_of(args.baseline, args.on, seeds)))
+    else:
+        head, rows = _against_first(sides, args.see)
+    head[2] = f"{args.on} accuracy, %"
     notes = ["Accuracy is that of the last epoch. Differences are of equal seeds, intervals Student's."]
     if args.see is not None:
-        head += (f"pairs to see {args.see:g}",)
-        needed = ["", *(f"{d.pairs_to_see(args.see) or ''}" for d in differences)]
-        rows = [(*row, pairs) for row, pairs in zip(rows, needed, strict=True)]
         notes.append(f"Of experiments with so many pairs, four of five would show a true difference of {args.see:g}.")
     if args.parameters:
-        head += ("parameters after pruning",)
-        left = [statistic(list(side.left.values())).text(digits=0) for side in (baseline, *others)]
-        rows = [(*row, parameters) for row, parameters in zip(rows, left, strict=True)]
+        from maskconnect.training.statistics import statistic
+
+        head.append("parameters after pruning")
+        for row, side in zip(rows, sides, strict=True):
+            row.append(statistic(list(side.left.values())).text(digits=0))
     if args.markdown:
-        print(Table("", head, tuple(rows), tuple(notes)).markdown().partition("\n\n")[2], end="")
+        from maskconnect.experiments.layout import Table
+
+        print(Table("", tuple(head), tuple(map(tuple, rows)), tuple(notes)).markdown().partition("\n\n")[2], end="")
         return
-    show_table(head, rows, right=(1, 2, 3, 4, 6, 7))
+    from maskconnect.cli.table import show_table
+
+    show_table(head, rows, right=[n for n, title in enumerate(head) if title])
     print("\n" + "\n".join(notes))
+
+
+def _against_first(sides: list[Side], see: float | None) -> tuple[list[str], list[list[str]]]:
+    """The head and the rows of a table: all beside the first."""
+    baseline, *others = sides
+    head = ["", "seeds", "accuracy", "difference", "95 % interval", ""]
+    rows = [[*_accuracy(baseline), "", "", "the baseline"]]
+    for side in others:
+        d = side.against(baseline)
+        mean, _, interval = d.text.partition(" ")
+        rows.append([*_accuracy(side), mean or (f"{d.mean:+.2f}" if d.count else ""), interval.strip("()"), d.verdict])
+    if see is not None:
+        head.append(f"pairs to see {see:g}")
+        for row, side in zip(rows, sides, strict=True):
+            row.append("" if side is baseline else f"{side.against(baseline).pairs_to_see(see) or ''}")
+    return head, rows
+
+
+def _against_each(sides: list[Side], count: int) -> tuple[list[str], list[list[str]]]:
+    """The head and the rows of a table: all beside each of the first so many."""
+    baselines = sides[:count]
+    head = ["", "seeds", "accuracy", *(f"over {baseline.label}" for baseline in baselines)]
+    rows = [
+        [*_accuracy(side), *("" if side is baseline else side.against(baseline).text for baseline in baselines)]
+        for side in sides
+    ]
+    return head, rows
+
+
+def _accuracy(side: Side) -> tuple[str, str, str]:
+    return side.label, f"{len(side.accuracy)}", side.statistic.text()
+
+
+def _plain(sides: list[Side], see: float | None) -> dict[str, Any]:
+    """For programs."""
+    baseline, *others = sides
+    found = []
+    for side in others:
+        d = side.against(baseline)
+        line = {
+            "label": side.label,
+            "accuracy": side.accuracy,
+            "parameters": side.left,
+            "pairs": d.count,
+            "difference": d.mean if d.count else None,
+            "interval": d.interval,
+            "verdict": d.verdict,
+            "deviation": d.deviation,
+        }
+        found.append(line if see is None else line | {"pairs_needed": d.pairs_to_see(see)})
+    first = {"label": baseline.label, "accuracy": baseline.accuracy, "parameters": baseline.left}
+    return {"baseline": first, "others": found}
+
+
+def _draw(sides: list[Side], on: str, figure: Path) -> None:
+    """Differences from the first."""
+    from maskconnect.report.differences import Row, write_differences
+
+    baseline, *others = sides
+    place = figure.with_suffix("") if figure.suffix in (".svg", ".png") else figure
+    place.parent.mkdir(parents=True, exist_ok=True)
+    write_differences([Row(side.label, side.against(baseline)) for side in others], baseline.label, on, place)

@@ -143,5 +143,4 @@ def _against(ours: dict[int, float], theirs: dict[int, float]) -> str:
         return "no pair of seeds"
     if difference.interval is None:
         return f"{difference.mean:+.2f} ({'one pair' if difference.count == 1 else difference.verdict})"
-    low, high = difference.interval
-    return f"{difference.mean:+.2f} ({low:+.2f} to {high:+.2f}): {difference.verdict}"
+    return f"{difference.text}: {difference.verdict}"

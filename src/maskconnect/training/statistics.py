@@ -41,6 +41,13 @@ class Difference:
         """How many pairs there are."""
         return len(self.pairs)
 
+    @property
+    def text(self) -> str:
+        """As people write it; empty where nothing is known of how much pairs vary."""
+        if self.interval is None:
+            return ""
+        return f"{self.mean:+.2f} ({self.interval[0]:+.2f} to {self.interval[1]:+.2f})"
+
     def pairs_to_see(self, difference: float) -> int | None:
         """How many pairs it takes to see a difference so large; None where nobody knows how much pairs vary."""
         return None if self.interval is None or self.deviation is None else pairs_needed(self.deviation, difference)
