@@ -18,9 +18,10 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, combinations
 from multiprocessing import get_context
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from torch.nn import functional as F
 import maskconnect as mc
 from maskconnect.core.loop import masks_of
 from maskconnect.core.sampling import cooled
+from maskconnect.experiments.grid import seeds_of
 from maskconnect.experiments.layout import Table
 from maskconnect.recipes import load
 from maskconnect.report.differences import Row, write_differences
@@ -73,8 +75,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("images", nargs="?", choices=("cifar100", "cifar10"), default="cifar100")
     parser.add_argument("--data", type=Path, default=Path("data"))
-    parser.add_argument("--seeds", type=int, default=9, help="how many, from 0 on (default 9)")
-    parser.add_argument("--rows", nargs="+", default=[""], help="regular expressions of the rows to run (default: all)")
+    parser.add_argument(
+        "--seeds", metavar="N", help="how many, from 0 on, or which: 4..8 (default: 9; with --show, all that there are)"
+    )
+    parser.add_argument(
+        "--rows", nargs="+", default=[""], help="regular expressions of rows to run or show (default: all)"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="how many at the same time (default 1)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder in which results are, and go")
     parser.add_argument("--show", choices=TABLES, help="run nothing; print this table of what there is")
@@ -82,16 +88,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     place = args.results / f"unequal_branches-{args.images}.json"
     found: Results = json.loads(place.read_text()) if place.is_file() else {}
+    seeds = seeds_of(args.seeds or "9")
+    wanted = [row for row in ROWS if any(re.search(words, row) for words in args.rows)]
     if args.show:
-        print(TABLES[args.show](found).markdown())
+        chosen = {row: found[row] for row in wanted if row in found}
+        if args.seeds:
+            chosen = {row: {s: runs[s] for s in map(str, seeds) if s in runs} for row, runs in chosen.items()}
+        print(TABLES[args.show](chosen).markdown())
         if args.figure:
-            full, others = by_seed(found, "Fixed-Full", "test"), [row for row in ROWS if row in found]
-            others.remove("Fixed-Full")
-            rows = [Row(row, difference_by_seed(by_seed(found, row, "test"), full)) for row in others]
+            full, others = by_seed(chosen, "Fixed-Full", "test"), [row for row in chosen if row != "Fixed-Full"]
+            rows = [Row(row, difference_by_seed(by_seed(chosen, row, "test"), full)) for row in others]
             write_differences(rows, "Fixed-Full", "test", args.figure)
         return
-    wanted = [row for row in ROWS if any(re.search(words, row) for words in args.rows)]
-    missing = [(row, s) for s in range(args.seeds) for row in wanted if str(s) not in found.get(row, {})]
+    missing = [(row, s) for s in seeds for row in wanted if str(s) not in found.get(row, {})]
     with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
         plans = ((row, seed, planned(row, seed, found)) for row, seed in missing)
         running = {
@@ -201,8 +210,9 @@ def train(name: str, plan: Plan, seed: int, data: Path) -> dict[str, Any]:
 
 def accuracies(found: Results) -> Table:
     """Accuracies, and points of test accuracy over each of the fixed rules and the paper's way, with intervals."""
-    others, lines = [row for row in ROWS if row.startswith("Fixed") or row.endswith("in the paper")], []
-    for row in filter(found.get, ROWS):
+    rows, lines = list(filter(found.get, ROWS)), []
+    others = [row for row in rows if row.startswith("Fixed") or row.endswith("in the paper")]
+    for row in rows:
         cells = [statistic(list(by_seed(found, row, part).values())).text() for part in ("validation", "test")]
         lines.append((row, f"{len(found[row])}", *cells, *(over(found, row, other) for other in others)))
     head = ("", "n", "validation accuracy, %", "test accuracy, %", *(f"over {row}" for row in others))
@@ -212,7 +222,7 @@ def accuracies(found: Results) -> Table:
 
 def over(found: Results, row: str, other: str) -> str:
     """By how much a row is better, seed by seed."""
-    return difference_by_seed(by_seed(found, row, "test"), by_seed(found, other, "test")).text
+    return difference_by_seed(by_seed(found, row, "test"), by_seed(found, other, "test")).text()
 
 
 def by_seed(found: Results, row: str, part: str) -> dict[int, float]:
@@ -229,7 +239,19 @@ def readers(found: Results) -> Table:
     return Table("How many read a branch of each kind", ("", *NAMES), tuple(lines), ("A mean over layers and seeds.",))
 
 
-TABLES = {"accuracies": accuracies, "readers": readers}
+def luck(found: Results) -> Table:
+    """How good the best of several random wirings is: that which validation images pick, on the test images."""
+    runs = [(run["validation"], run["test"]) for run in found["Fixed-Random, K=2"].values()]
+    counts = range(1, min(6, len(runs)) + 1)
+    means = [fmean(max(some)[1] for some in combinations(runs, count)) for count in counts]
+    learned = statistic(list(by_seed(found, "Learned, K=2, new, direction, blend", "test").values()))
+    head = ("random wirings that are trained", *map(str, counts), "one learned")
+    rows = (("test accuracy of the best, %", *(f"{mean:.2f}" for mean in means), f"{learned.mean:.2f}"),)
+    notes = (f"The mean over all ways to take so many of {len(runs)} seeds.",)
+    return Table("The best of several random wirings", head, rows, notes)
+
+
+TABLES = {"accuracies": accuracies, "readers": readers, "luck": luck}
 
 
 if __name__ == "__main__":

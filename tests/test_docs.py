@@ -40,14 +40,12 @@ def test_links_and_named_files_exist(page):
         assert list((ROOT / "tests").rglob(name)), name
 
 
-def test_the_tables_of_the_evidence_are_what_its_files_say():
-    page = evidence.PAGE.read_text()
-    assert (
-        len(evidence.COMMAND.findall(page))
-        == len(re.findall(r"^    (?:maskconnect compare|python .* --show) ", page, re.MULTILINE))
-        > 5
-    )
-    assert evidence.refreshed(page, evidence.PAGE.parent / "evidence", figures=False) == page
+@pytest.mark.parametrize("page", evidence.PAGES, ids=lambda page: page.name)
+def test_the_tables_of_the_evidence_are_what_its_files_say(page):
+    text = page.read_text()
+    commands = re.findall(r"^    (?:maskconnect compare|python .* --show) ", text, re.MULTILINE)
+    assert len(evidence.COMMAND.findall(text)) == len(commands) > 5
+    assert evidence.refreshed(text, figures=False) == text
 
 
 def test_differences_in_words_are_those_of_two_rows():
@@ -59,7 +57,7 @@ def test_differences_in_words_are_those_of_two_rows():
 
 
 def test_the_evidence_can_be_added_to_as_it_says():
-    found = Kept(evidence.PAGE.parent / "evidence")
+    found = Kept(evidence.KEPT)
     assert found.get(load("quick/cifar100-strong", ["seed=0"]))
     assert found.get(load("quick/cifar100-resnext-strong", ["seed=0"]))
 

@@ -1,10 +1,10 @@
-"""Write the tables and figures of docs/evidence.md anew, by the commands that stand above them.
+"""Write the tables and figures of docs/evidence.md and attempts.md anew, by the commands that stand above them.
 
     .venv/bin/python tools/evidence.py
 
 A command is an indented line, `maskconnect compare` or the `--show` of a benchmark; it runs in docs/evidence, and the
 next table below it becomes what it prints. Words are not written anew: differences that they tell with an interval, and
-that no two rows have (any more), are listed. Tests have the page fail if its tables or its words are not what the files
+that no two rows have (any more), are listed. Tests have the pages fail if their tables or words are not what the files
 say.
 """
 
@@ -26,9 +26,11 @@ from maskconnect.experiments.compare import sides_of
 from maskconnect.training.statistics import difference_by_seed
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "evidence.md"
-TELL = (PAGE, PAGE.with_name("claims.md"), ROOT / "README.md")
-"""Pages that tell of the evidence in words."""
+DOCS = ROOT / "docs"
+KEPT = DOCS / "evidence"
+PAGES = (DOCS / "evidence.md", DOCS / "attempts.md")
+TELL = (DOCS / "evidence.md", DOCS / "claims.md", ROOT / "README.md")
+"""Pages that tell in words what the evidence is now."""
 COMMAND = re.compile(
     r"^    (maskconnect compare .*|python \.\./\.\./benchmarks/\w+\.py(?: \w+)? --show .*)\n\n((?:\|.*\n)+)",
     flags=re.MULTILINE,
@@ -38,23 +40,23 @@ TOLD = re.compile(r"([+-]?\d+\.\d\d)[^\d|\n]{1,40}?([+-]?\d+\.\d\d) to ([+-]?\d+
 """A difference and its interval, in words or in a cell of a table."""
 
 
-def refreshed(text: str, folder: Path, *, figures: bool) -> str:
+def refreshed(text: str, *, figures: bool) -> str:
     """The page, every table of it made by the command above it; figures are drawn only if asked for."""
 
     def run(match: re.Match[str]) -> str:
-        words = [path for word in shlex.split(match[1]) for path in _expanded(word, folder)]
+        words = [path for word in shlex.split(match[1]) for path in _expanded(word)]
         if "--figure" in words and not figures:
             place = words.index("--figure")
             del words[place : place + 2]
         return match[0][: match.start(2) - match.start()] + _table(words)
 
-    with contextlib.chdir(folder):
+    with contextlib.chdir(KEPT):
         return COMMAND.sub(run, text)
 
 
-def _expanded(word: str, folder: Path) -> list[str]:
+def _expanded(word: str) -> list[str]:
     """What a shell makes of a word."""
-    found = sorted(str(path.relative_to(folder)) for path in folder.glob(word)) if "*" in word else []
+    found = sorted(str(path.relative_to(KEPT)) for path in KEPT.glob(word)) if "*" in word else []
     return found or [word]
 
 
@@ -71,17 +73,15 @@ def _table(words: list[str]) -> str:
 
 
 def unfounded(text: str, known: set[tuple[float, ...]]) -> list[str]:
-    """What a text tells with an interval, and is not the difference of any two rows.
-
-    Lists of attempts, which tell what once was, and what a command has printed are left out.
-    """
-    now = re.sub(r"^## Attempts .*?(?=^## |\Z)|^    .*?$", "", text, flags=re.MULTILINE | re.DOTALL)
-    return [match[0] for match in TOLD.finditer(now) if _either_way(*map(float, match.groups())) not in known]
+    """What a text tells with an interval, and is not the difference of any two rows; what a command printed aside."""
+    told = TOLD.finditer(re.sub(r"^    .*$", "", text, flags=re.MULTILINE))
+    return [match[0] for match in told if _either_way(*map(float, match.groups())) not in known]
 
 
 def differences() -> set[tuple[float, ...]]:
     """The difference of any two rows, as it is told: in hundredths, with its interval, the better row first."""
-    tables = "".join(line for name in ("evidence.md", "log.md") for line in _table_lines(PAGE.with_name(name)))
+    tables = "".join(match[2] for page in PAGES for match in COMMAND.finditer(page.read_text()))
+    tables += "".join(re.findall(r"^\|.*\n", (DOCS / "log.md").read_text(), flags=re.MULTILINE))
     found = {_either_way(*map(float, match.groups())) for match in TOLD.finditer(tables)}
     for rows in _rows():
         for ours, theirs in combinations(rows, 2):
@@ -93,17 +93,13 @@ def differences() -> set[tuple[float, ...]]:
 
 def _rows() -> Iterator[list[Mapping[int, float]]]:
     """All rows that can be compared: of each, the accuracy by seed."""
-    folder, benchmark = PAGE.parent / "evidence", runpy.run_path(str(ROOT / "benchmarks" / "unequal_branches.py"))
+    benchmark = runpy.run_path(str(ROOT / "benchmarks" / "unequal_branches.py"))
     for part in ("test", "validation"):
         for files in ("quick-cifar100*.json", "quick-cifar10[-_]*.json"):
-            yield [side.accuracy for side in sides_of(sorted(folder.glob(files)), part)]
-        for path in sorted((folder / "benchmarks").glob("unequal_branches-*.json")):
+            yield [side.accuracy for side in sides_of(sorted(KEPT.glob(files)), part)]
+        for path in sorted((KEPT / "benchmarks").glob("unequal_branches-*.json")):
             found = json.loads(path.read_text())
             yield [benchmark["by_seed"](found, row, part) for row in found]
-
-
-def _table_lines(page: Path) -> list[str]:
-    return [line for line in page.read_text().splitlines(keepends=True) if line.startswith("|")]
 
 
 def _either_way(mean: float, low: float, high: float) -> tuple[float, ...]:
@@ -112,12 +108,13 @@ def _either_way(mean: float, low: float, high: float) -> tuple[float, ...]:
 
 
 if __name__ == "__main__":
-    page = PAGE.read_text()
-    PAGE.write_text(refreshed(page, PAGE.parent / "evidence", figures=True))
-    for drawn in (PAGE.parent / "images").glob("evidence-*.png"):
-        drawn.unlink()  # the page shows the SVG
-    print(f"{len(COMMAND.findall(page))} tables of {os.path.relpath(PAGE)} written anew")
+    for page in PAGES:
+        text = page.read_text()
+        page.write_text(refreshed(text, figures=True))
+        print(f"{len(COMMAND.findall(text))} tables of {os.path.relpath(page)} written anew")
+    for drawn in (DOCS / "images").glob("evidence-*.png"):
+        drawn.unlink()  # the pages show the SVG
     known = differences()
-    for told in TELL:
-        for words in unfounded(told.read_text(), known):
-            print(f"{os.path.relpath(told)}: no two rows differ by {words}")
+    for page in TELL:
+        for words in unfounded(page.read_text(), known):
+            print(f"{os.path.relpath(page)}: no two rows differ by {words}")

@@ -1,6 +1,7 @@
 """`maskconnect compare`: pairs of seeds, intervals, verdicts."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -55,8 +56,11 @@ def test_what_pruning_leaves_is_told_on_request(folder, tmp_path, type_in):
     words = ("compare", tmp_path / "here/prev", tmp_path / "here/learned")
     code, said, _ = type_in(*words, "--parameters", "--see", "0.5")
     assert code == 0
-    assert said.splitlines()[0].endswith("parameters after pruning")
-    assert said.splitlines()[2].endswith("1,100 ± 265")
+    before = json.loads((tmp_path / "here/prev/0/summary.json").read_text())["parameters"]["pruned"]
+    fewer = paired_difference((900, 1000, 1400), [before] * 3)
+    head, _, learned, *_ = (re.split(r" {2,}", line) for line in said.splitlines())
+    assert head[-2:] == ["parameters after pruning", "difference of parameters"]
+    assert learned[-2:] == ["1,100 ± 265", fewer.text(digits=0)]
     assert "1,100" not in type_in(*words)[1]
     assert json.loads(type_in(*words, "--json")[1])["others"][0]["parameters"] == {"0": 900, "1": 1000, "2": 1400}
     del summary["parameters"]
@@ -108,8 +112,8 @@ def test_several_baselines_have_a_column_each(folder, type_in):
     assert [line.split("|")[1:-1] for line in said.replace(" | ", "|").splitlines()[:4]] == [
         [" ", "seeds", "test accuracy, %", "over chain", "over ours "],
         [" ---", "---", "---", "---", "--- "],
-        [" chain", "3", "70.47 ± 0.50", "", f"{paired_difference(prev, learned).text} "],
-        [" ours", "3", "72.47 ± 0.57", paired_difference(learned, prev).text, " "],
+        [" chain", "3", "70.47 ± 0.50", "", f"{paired_difference(prev, learned).text()} "],
+        [" ours", "3", "72.47 ± 0.57", paired_difference(learned, prev).text(), " "],
     ]
     code, _, errors = type_in(*words, "--baseline", folder / "prev/1")
     assert code == 2

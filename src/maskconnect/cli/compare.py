@@ -89,11 +89,13 @@ def run(args: argparse.Namespace) -> None:
     if args.see is not None:
         notes.append(f"Of experiments with so many pairs, four of five would show a true difference of {args.see:g}.")
     if args.parameters:
-        from maskconnect.training.statistics import statistic
+        from maskconnect.training.statistics import difference_by_seed, statistic
 
-        head.append("parameters after pruning")
+        head += ["parameters after pruning", *([] if several else ["difference of parameters"])]
         for row, side in zip(rows, sides, strict=True):
             row.append(statistic(list(side.left.values())).text(digits=0))
+            if not several:
+                row.append("" if side is sides[0] else difference_by_seed(side.left, sides[0].left).text(digits=0))
     if args.markdown:
         from maskconnect.experiments.layout import Table
 
@@ -112,7 +114,7 @@ def _against_first(sides: list[Side], see: float | None) -> tuple[list[str], lis
     rows = [[*_accuracy(baseline), "", "", "the baseline"]]
     for side in others:
         d = side.against(baseline)
-        mean, _, interval = d.text.partition(" ")
+        mean, _, interval = d.text().partition(" ")
         rows.append([*_accuracy(side), mean or (f"{d.mean:+.2f}" if d.count else ""), interval.strip("()"), d.verdict])
     if see is not None:
         head.append(f"pairs to see {see:g}")
@@ -126,7 +128,7 @@ def _against_each(sides: list[Side], count: int) -> tuple[list[str], list[list[s
     baselines = sides[:count]
     head = ["", "seeds", "accuracy", *(f"over {baseline.label}" for baseline in baselines)]
     rows = [
-        [*_accuracy(side), *("" if side is baseline else side.against(baseline).text for baseline in baselines)]
+        [*_accuracy(side), *("" if side is baseline else side.against(baseline).text() for baseline in baselines)]
         for side in sides
     ]
     return head, rows

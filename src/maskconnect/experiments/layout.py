@@ -143,4 +143,4 @@ def _against(ours: dict[int, float], theirs: dict[int, float]) -> str:
         return "no pair of seeds"
     if difference.interval is None:
         return f"{difference.mean:+.2f} ({'one pair' if difference.count == 1 else difference.verdict})"
-    return f"{difference.text}: {difference.verdict}"
+    return f"{difference.text()}: {difference.verdict}"

@@ -41,12 +41,12 @@ class Difference:
         """How many pairs there are."""
         return len(self.pairs)
 
-    @property
-    def text(self) -> str:
+    def text(self, digits: int = 2) -> str:
         """As people write it; empty where nothing is known of how much pairs vary."""
         if self.interval is None:
             return ""
-        return f"{self.mean:+.2f} ({self.interval[0]:+.2f} to {self.interval[1]:+.2f})"
+        mean, low, high = (f"{x:+,.{digits}f}" for x in (self.mean, *self.interval))
+        return f"{mean} ({low} to {high})"
 
     def pairs_to_see(self, difference: float) -> int | None:
         """How many pairs it takes to see a difference so large; None where nobody knows how much pairs vary."""
