@@ -110,16 +110,16 @@ def run(args: argparse.Namespace) -> None:
 def _against_first(sides: list[Side], see: float | None) -> tuple[list[str], list[list[str]]]:
     """The head and the rows of a table: all beside the first."""
     baseline, *others = sides
+    differences = [side.against(baseline) for side in others]
     head = ["", "seeds", "accuracy", "difference", "95 % interval", ""]
     rows = [[*_accuracy(baseline), "", "", "the baseline"]]
-    for side in others:
-        d = side.against(baseline)
-        mean, _, interval = d.text().partition(" ")
-        rows.append([*_accuracy(side), mean or (f"{d.mean:+.2f}" if d.count else ""), interval.strip("()"), d.verdict])
+    for side, d in zip(others, differences, strict=True):
+        interval = "" if d.interval is None else f"{d.interval[0]:+.2f} to {d.interval[1]:+.2f}"
+        rows.append([*_accuracy(side), f"{d.mean:+.2f}" if d.count else "", interval, d.verdict])
     if see is not None:
         head.append(f"pairs to see {see:g}")
-        for row, side in zip(rows, sides, strict=True):
-            row.append("" if side is baseline else f"{side.against(baseline).pairs_to_see(see) or ''}")
+        for row, needed in zip(rows, ["", *(d.pairs_to_see(see) or "" for d in differences)], strict=True):
+            row.append(f"{needed}")
     return head, rows
 
 
