@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from maskconnect.core.loop import attach, freeze, param_groups, wiring_of
     from maskconnect.core.prune import prune
     from maskconnect.core.reference import reference
+    from maskconnect.core.residual import Residual
     from maskconnect.core.rewire import rewire
     from maskconnect.core.stack import MaskedStack
     from maskconnect.models import resnet, resnext
@@ -28,6 +29,7 @@ __all__ = [
     "DataError",
     "MaskConnectError",
     "MaskedStack",
+    "Residual",
     "attach",
     "count_parameters",
     "draw",
@@ -45,6 +47,7 @@ __all__ = [
 
 _PLACES = {
     "MaskedStack": "core.stack",
+    "Residual": "core.residual",
     "attach": "core.loop",
     "count_parameters": "core.count",
     "draw": "report.draw",

@@ -204,7 +204,8 @@ def test_a_network_is_the_one_in_its_name(name):
     found = [model.depth] if architecture == "resnet" else [model.depth, model.width, model.cardinality]
     assert (model.architecture, found) == (architecture, sizes)
     assert model.connectivity == how.partition("-")[0]
-    assert (model.aggregation, model.norm, model.mask_init) == (None, None, "uniform")
+    join = {"resnet": "mean", "resnext": "residual"}[architecture]
+    assert (model.aggregation, model.norm, model.mask_init) == (join, None, "uniform")
     assert model.stem == {"mini-imagenet": "mini", "imagenet": "imagenet"}.get(dataset, "cifar")
 
 

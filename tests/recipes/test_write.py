@@ -52,7 +52,7 @@ def test_every_field_that_is_set_is_written():
     found = tomllib.loads(write(load("paper/cifar100-resnet38-learned")))
     assert found["model"] == {
         **{"architecture": "resnet", "depth": 38, "fan_in": 10, "connectivity": "learned"},
-        **{"stem": "cifar", "mask_init": "uniform", "mask_credit": "whole", "use_all": False},
+        **{"aggregation": "mean", "stem": "cifar", "mask_init": "uniform", "mask_credit": "whole", "use_all": False},
     }
     assert found["phase"][1] == {
         **{"name": "freeze", "epochs": 30, "lr": 0.1},

@@ -14,7 +14,7 @@ from maskconnect.core.wiring import Layout, Sources, random_sources
 from maskconnect.errors import ConfigError, ConnectivityError, integer, unknown_name
 
 CONNECTIVITIES = ("learned", "prev", "full", "random")
-AGGREGATIONS = ("mean", "sum", "root", "scaled")
+AGGREGATIONS = ("mean", "residual", "sum", "root", "scaled")
 CREDITS = ("whole", "new")
 
 

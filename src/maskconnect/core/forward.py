@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from maskconnect.core.aggregate import with_zero_gradient
 from maskconnect.core.inputs import Inputs
-from maskconnect.core.outputs import Outputs, Shapes
+from maskconnect.core.outputs import Shapes
 
 MOST_SHAPES = 64
 """For how many shapes of its input a stack remembers the output shapes of its modules."""
@@ -43,7 +43,7 @@ class ForwardPass:
         key = self.shape_key((x, args, kwargs))
         known = self.shapes.get(key)
         layout, make = self.inputs.layout, self.inputs
-        outputs = Outputs(layout, self.align, not callable(make.aggregation), known)
+        outputs = make.outputs(self.align, known)
         for layer, members in enumerate(layout.layers):
             together = make.layer(layer, outputs) if make.by_layer and layer else {}
             for number in members:

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Size, Tensor, nn
+from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
 from maskconnect.core.aggregate import divisor_of, masked_total, scaled_total, total
 from maskconnect.core.binary import BinaryMasks
 from maskconnect.core.layerwise import Layer, LayerAggregation, Reader
-from maskconnect.core.outputs import Outputs
+from maskconnect.core.outputs import Outputs, Shapes
 from maskconnect.core.reference import is_reference
 from maskconnect.core.wiring import Layout, Sources
 
@@ -36,6 +37,10 @@ class Inputs:
         """Whether the inputs of a layer are made together."""
         return isinstance(self.aggregation, LayerAggregation)
 
+    def outputs(self, align: Callable[[Tensor, Size], Tensor] | None, known: Shapes | None) -> Outputs:
+        """A place for the outputs of this pass."""
+        return Outputs(self.layout, align, not callable(self.aggregation), known, pairs=self.aggregation == "residual")
+
     def runs(self, number: int) -> bool:
         """Whether the output of a module is asked for: of every one while masks are learned, else of those alive."""
         return self.rows is not None or self.masks.alive[number]
@@ -48,7 +53,8 @@ class Inputs:
         """The outputs that a target needs, aligned: of all its candidates while learning, else of the active ones."""
         needed = self.candidates[target] if self.rows is not None else self.masks.sources[target]
         before = self.layout.before(target)
-        return [outputs.source(k, before, target) for k in needed]
+        fan_in = self.masks.fan_in[target]
+        return [outputs.source(k, before, fan_in, target) for k in needed]
 
     def one(self, target: int, sources: list[Any]) -> Any:
         """The input of a target from its sources."""
@@ -71,7 +77,7 @@ class Inputs:
             return scaled_total(sources, scale_S * row) if blended else scaled_total(sources, scale_S, row)
         assert isinstance(self.aggregation, str)
         divisor = divisor_of(self.aggregation, self.masks.fan_in[target])
-        return masked_total(row, active, divisor, sources, self.credit, blended=blended)
+        return self._activated(masked_total(row, active, divisor, sources, self.credit, blended=blended))
 
     def _scale(self, target: int) -> Tensor | None:
         """The learned scales of the candidates of a target."""
@@ -86,7 +92,11 @@ class Inputs:
         if target is not None and (scale_S := self._scale(target)) is not None:
             return scaled_total(sources, scale_S[active_places(self.candidates[target], self.masks.sources[target])])
         assert isinstance(self.aggregation, str)
-        return total(sources, divisor_of(self.aggregation, len(sources)))
+        return self._activated(total(sources, divisor_of(self.aggregation, len(sources))))
+
+    def _activated(self, x: Tensor) -> Tensor:
+        """A join of residual blocks ends in a ReLU; others in nothing."""
+        return F.relu(x) if self.aggregation == "residual" else x
 
     def layer(self, number: int, outputs: Outputs) -> dict[int, Any]:
         """The inputs of all modules of a layer, made together, by the flat number of the module."""
@@ -136,8 +146,8 @@ class Inputs:
         if self.by_layer:
             return self._together(len(self.layout.layers) - 1, outputs, [self._everything()])[0]
         if not self.layout.layered:
-            return outputs.last()
-        return self._active([outputs.source(k, last[-1]) for k in last])
+            return outputs.last() if callable(self.aggregation) else self._activated(outputs.last())
+        return self._active([outputs.source(k, last[-1], len(last)) for k in last])
 
     def _together(self, layer: int, outputs: Outputs, readers: list[Reader]) -> list[Any]:
         """What readers get from a layer."""

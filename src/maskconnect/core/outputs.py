@@ -9,6 +9,7 @@ from typing import Any
 from torch import Size, Tensor
 
 from maskconnect.core.align import align, leads_through
+from maskconnect.core.residual import combined, described, is_pair
 from maskconnect.core.wiring import Layout
 from maskconnect.errors import ConnectivityError
 
@@ -24,11 +25,18 @@ class Outputs:
     user_align: Callable[[Tensor, Size], Tensor] | None
     only_tensors: bool  # the built-in aggregations add, so they need tensors
     known: Shapes | None  # from an earlier pass, for modules that this one does not run
+    pairs: bool = False  # whether modules return a residual and a shortcut
     found: list[Any] = field(default_factory=list)
-    aligned: dict[int, list[Tensor]] = field(default_factory=dict)  # each source in the other shapes asked for so far
+    joined: dict[tuple[int, int], Tensor] = field(default_factory=dict)  # pairs as one tensor, by module and fan-in
+    aligned: dict[Any, list[Tensor]] = field(default_factory=dict)  # each source in the other shapes asked for so far
 
     def append(self, y: Any) -> None:
         """The next module returned y."""
+        if self.pairs and not is_pair(y):
+            raise ConnectivityError(
+                f"{self.layout.name(len(self.found))} returned {described(y)}; aggregation='residual' needs a pair of "
+                "tensors of one shape, (residual, shortcut). Wrap the module: mc.Residual(body, shortcut)."
+            )
         self.found.append(y)
 
     def skip(self) -> None:
@@ -37,15 +45,28 @@ class Outputs:
 
     def last(self) -> Any:
         """What the last module returned."""
-        return self.found[-1]
+        return self.part(len(self.found) - 1, 1)
 
     def shapes(self) -> Shapes:
         """Of all outputs, once every module has run."""
         return [_shape(y) for y in self.found]
 
-    def source(self, k: int, like: int, target: int | None = None) -> Any:
+    def part(self, k: int, fan_in: int) -> Any:
+        """The output of module k, of a pair as a reader of this fan-in gets it."""
+        if not self.pairs:
+            return self.found[k]
+        if (k, fan_in) not in self.joined:
+            residual, shortcut = self.found[k]
+            self.joined[k, fan_in] = combined(residual, shortcut, fan_in)
+        return self.joined[k, fan_in]
+
+    def source(self, k: int, like: int, fan_in: int, target: int | None = None) -> Any:
         """The output of module k in the shape of module `like`'s, for `target` (None: the output of the stack)."""
-        y = self.found[k]
+        shape = self._shape_of(like)
+        if self.pairs and self.user_align is not None and shape not in (None, self._shape_of(k)):
+            residual, shortcut = (self._aligned((k, i), y, k, like, target) for i, y in enumerate(self.found[k]))
+            return combined(residual, shortcut, fan_in)
+        y = self.part(k, fan_in)
         if not isinstance(y, Tensor):
             if self.only_tensors:
                 raise ConnectivityError(
@@ -53,10 +74,13 @@ class Outputs:
                     "Pass aggregation=fn(sources, mask)."
                 )
             return y
+        return y if shape is None or y.shape == shape else self._aligned((k, fan_in), y, k, like, target)
+
+    def _aligned(self, key: tuple[int, int], y: Tensor, k: int, like: int, target: int | None) -> Tensor:
+        """y, which module k returned, in the shape of module `like`'s; `key` is where it is remembered."""
         shape = self._shape_of(like)
-        if shape is None or y.shape == shape:
-            return y
-        aligned = self.aligned.setdefault(k, [])
+        assert shape is not None
+        aligned = self.aligned.setdefault(key if self.pairs else k, [])
         for x in aligned:
             if x.shape == shape:
                 return x
@@ -65,7 +89,7 @@ class Outputs:
             assert through is not None
             aligned.append(through)
         else:
-            aligned.append(self._align(k, shape, like, target))
+            aligned.append(self._align(y, shape, k, like, target))
         return aligned[-1]
 
     def _shape_of(self, module: int) -> Size | None:
@@ -73,8 +97,8 @@ class Outputs:
             return self.known[module]
         return _shape(self.found[module])
 
-    def _align(self, k: int, shape: Size, like: int, target: int | None) -> Tensor:
-        y, name = self.found[k], self.layout.name
+    def _align(self, y: Tensor, shape: Size, k: int, like: int, target: int | None) -> Tensor:
+        name = self.layout.name
         x: Any = (self.user_align or align)(y, shape)
         if isinstance(x, Tensor) and x.shape == shape:
             return x
@@ -88,4 +112,5 @@ class Outputs:
 
 
 def _shape(y: Any) -> Size | None:
+    y = y[0] if is_pair(y) else y
     return y.shape if isinstance(y, Tensor) and not y.is_nested else None

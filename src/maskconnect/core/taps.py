@@ -67,7 +67,8 @@ class TappedStack(MaskedStack):
         return y
 
     def _begin(self) -> Walk:
-        self._walk = Walk(self.begin(), Outputs(self.layout, self.align, not callable(self.aggregation), None))
+        inputs = self.begin()
+        self._walk = Walk(inputs, inputs.outputs(self.align, None))
         return self._walk
 
     def _follow(self, number: int) -> Walk:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from maskconnect.core.align import subsampled
+from maskconnect.core.residual import Residual
 
 if TYPE_CHECKING:
     from maskconnect.models.spec import Spec
@@ -47,14 +48,10 @@ def imagenet_stem(inputs: int, width: int) -> nn.Sequential:
 STEMS = {"cifar": cifar_stem, "mini": mini_stem, "imagenet": imagenet_stem}
 
 
-class Residual(nn.Module):
-    """ReLU(F(x) + S(x))."""
+class Block(Residual):
+    """A residual block as a whole, ReLU(F(x) + S(x)), where the join does not tell its parts apart."""
 
-    def __init__(self, residual: nn.Module, shortcut: nn.Module) -> None:
-        super().__init__()
-        self.residual, self.shortcut = residual, shortcut
-
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         """The output of the block."""
         return F.relu(self.residual(x) + self.shortcut(x))
 

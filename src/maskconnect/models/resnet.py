@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from torch import nn
 
+from maskconnect.core.residual import Residual, mean_fan_in_of_readers
 from maskconnect.core.stack import MaskedStack
-from maskconnect.models.blocks import STEMS, Classifier, Residual, ZeroPadding, basic, bottleneck, projection
+from maskconnect.models.blocks import STEMS, Block, Classifier, ZeroPadding, basic, bottleneck, projection
 from maskconnect.models.spec import Spec
 
 BASIC = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
@@ -46,7 +47,8 @@ def build_resnet(spec: ResNetSpec) -> Classifier:
     imagenet = spec.stem == "imagenet"
     width = 64 if imagenet else 16
     expansion = 4 if imagenet and spec.depth in BOTTLENECK else 1
-    stem, blocks, inputs = STEMS[spec.stem](spec.in_channels, width), [], width
+    residual = spec.aggregation == "residual"
+    stem, blocks, inputs = STEMS[spec.stem](spec.in_channels, width), list[Residual](), width
     for stage, count in enumerate(spec.stages):
         outputs = expansion * width * 2**stage
         for block in range(count):
@@ -57,7 +59,7 @@ def build_resnet(spec: ResNetSpec) -> Classifier:
             shortcut: nn.Module = nn.Identity()
             if inputs != outputs:
                 shortcut = projection(inputs, outputs, stride) if imagenet else ZeroPadding(inputs, outputs, stride)
-            blocks.append(Residual(layers, shortcut))
+            blocks.append(Residual(layers, shortcut) if residual else Block(layers, shortcut))
             inputs = outputs
     stack = MaskedStack(
         blocks,
@@ -69,7 +71,17 @@ def build_resnet(spec: ResNetSpec) -> Classifier:
         use_all=spec.use_all,
         seed=spec.seed,
     )
+    if residual:
+        start_scales_(blocks, stack)
     return Classifier(spec, stem, stack, inputs, spec.num_classes)
+
+
+def start_scales_(blocks: Sequence[Residual], stack: MaskedStack) -> None:
+    """Start the last batch norm of a block at 1/K, for K of them will be summed; at 1 where one alone is read (D1)."""
+    readers = mean_fan_in_of_readers(stack.masks.candidates, stack.masks.fan_in.tolist())
+    for block, fan_in in zip(blocks, readers, strict=True):
+        norm = cast(nn.Sequential, block.residual)[-1]
+        nn.init.constant_(cast(nn.BatchNorm2d, norm).weight, 1 / fan_in)
 
 
 def resnet(

@@ -21,6 +21,9 @@ from maskconnect.models import ResNetSpec, ResNeXtSpec
 DEEPEST = 10_000
 ARCHITECTURES = ("resnet", "resnext")
 LABELS = ("fine", "coarse")
+JOINS = {"resnet": "mean", "resnext": "residual"}
+"""How a recipe that does not name its aggregation joins sources: as version 0.1 did, so that old recipes keep their
+meaning. Every recipe that comes with maskconnect names it, and so does every recipe that is written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +72,7 @@ class Network:
     cardinality: int | None = None  # of resnext: branches of a module
     fan_in: int | None = None  # K
     connectivity: Any = "learned"  # or "prev", "full", "random", or an explicit wiring
-    aggregation: str | None = None  # resnet: "mean", "sum", "root"; resnext: "residual", "mean", "sum"; None: the first
+    aggregation: str | None = None  # "residual", "mean", "sum"; resnet also "root", "scaled". Left out: see JOINS
     norm: str | None = None  # of resnext: "branch" (the default) or "sum"
     stem: str = "cifar"  # or "mini", "imagenet"
     mask_init: str | float = "uniform"
@@ -77,6 +80,8 @@ class Network:
     use_all: bool = False  # whether every block is to be read by another, in every draw and at the freeze
 
     def __post_init__(self) -> None:
+        if self.aggregation is None:
+            object.__setattr__(self, "aggregation", JOINS.get(self.architecture))
         if integer("model.depth", self.depth) > DEEPEST:
             raise ConfigError(f"model.depth is {self.depth}; that is beyond {DEEPEST:,}, and surely not meant.")
         layout = self.layout()

@@ -1,0 +1,196 @@
+"""Residuals are summed, shortcuts averaged: `aggregation="residual"` of any blocks."""
+
+import copy
+
+import pytest
+import torch
+from networks import mlp_blocks, option_a
+from torch import nn
+from torch.nn import functional as F
+from twins import both_ways
+
+import maskconnect as mc
+
+X = torch.randn(3, 4, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+STAGES = [(4, 4, 1), (4, 4, 1), (4, 8, 2), (8, 8, 1), (8, 16, 2), (16, 16, 1)]
+
+
+class Padded(nn.Module):
+    """The parameter-free shortcut."""
+
+    def __init__(self, outputs, stride):
+        super().__init__()
+        self.outputs, self.stride = outputs, stride
+
+    def forward(self, x):
+        return option_a(x, torch.Size((len(x), self.outputs, *(n // self.stride for n in x.shape[2:]))))
+
+
+def residual_blocks():
+    """Six blocks in three stages of resolution, so that residuals and shortcuts must be aligned."""
+    bodies = [nn.Sequential(nn.Conv2d(i, o, 3, stride=s, padding=1), nn.Tanh()) for i, o, s in STAGES]
+    shortcuts = [None if i == o else Padded(o, s) for i, o, s in STAGES]
+    return [mc.Residual(body, shortcut) for body, shortcut in zip(bodies, shortcuts, strict=True)]
+
+
+def stack_of(fan_in=2, **options):
+    return mc.MaskedStack(residual_blocks(), fan_in, aggregation="residual", **options).double()
+
+
+def by_hand(blocks, mask_TS, fan_in, x):
+    """The rule as it is written, with masks of any real value."""
+    parts = [(blocks[0].residual(x), blocks[0].shortcut(x))]
+    for t, block in enumerate(blocks[1:]):
+        shape = parts[-1][0].shape
+        residual = sum(mask_TS[t, k] * option_a(f, shape) for k, (f, _) in enumerate(parts))
+        shortcut = sum(mask_TS[t, k] * option_a(s, shape) for k, (_, s) in enumerate(parts))
+        read = F.relu(residual + shortcut / fan_in[t])
+        parts.append((block.residual(read), block.shortcut(read)))
+    return F.relu(sum(parts[-1]))
+
+
+def gradients_of(y, model):
+    y.square().sum().backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("fan_in", [1, 2, 3, 5])
+def test_outputs_and_gradients_of_a_pass_that_learns_are_those_of_the_rule(fan_in):
+    stack = stack_of(fan_in)
+    twin = copy.deepcopy(stack)
+    found = stack(X)
+    mask = stack.masks.binary.double().requires_grad_()
+    expected = by_hand(twin.blocks, mask, stack.masks.fan_in.tolist(), X)
+    torch.testing.assert_close(found, expected)
+    ours, theirs = gradients_of(found, stack), gradients_of(expected, twin)
+    torch.testing.assert_close(ours.pop("masks.real"), mask.grad)
+    for name, grad in theirs.items():
+        torch.testing.assert_close(ours[name], grad, msg=name)
+
+
+@pytest.mark.parametrize("credit", ["whole", "new"])
+@pytest.mark.parametrize("connectivity", ["learned", "random", "full", "prev"])
+def test_the_fast_path_is_the_readable_one(connectivity, credit):
+    both_ways(stack_of(3, connectivity=connectivity, mask_credit=credit), lambda m: _backward(m))
+
+
+def test_blended_masks_average_shortcuts_by_their_shares():
+    stack = stack_of(2)
+    stack.masks.blend, stack.masks.temperature = True, 0.5
+    with torch.no_grad():
+        stack.masks.real.mul_(torch.rand(stack.masks.real.shape, dtype=torch.float64) + 0.5)
+    twin = copy.deepcopy(stack)
+    found = both_ways(stack, lambda m: _backward(m))
+    shares = twin.masks.draw().mask_TS
+    assert ((shares > 0) & (shares < 1)).any()
+    torch.testing.assert_close(found, by_hand(twin.blocks, shares, twin.masks.fan_in.tolist(), X))
+
+
+def _backward(model):
+    y = model(X)
+    y.square().sum().backward()
+    return y
+
+
+def test_with_prev_it_is_the_plain_residual_chain_to_the_bit():
+    stack = stack_of(connectivity="prev", fan_in=None)
+    x = X
+    for block in stack.blocks:
+        x = F.relu(block.residual(x) + block.shortcut(x))
+    assert torch.equal(stack(X), x)
+
+
+def test_with_one_source_each_it_is_the_network_in_which_a_block_reads_that_source_to_the_bit():
+    wiring = [[], [0], [0], [2], [1], [4]]
+    stack = stack_of(connectivity=wiring, fan_in=None)
+    outputs = []
+    for block, row in zip(stack.blocks, wiring, strict=True):
+        x = option_a(outputs[row[0]], outputs[-1].shape) if row else X
+        outputs.append(F.relu(block.residual(x) + block.shortcut(x)))
+    assert torch.equal(stack(X), outputs[-1])
+
+
+def test_readers_of_one_fan_in_share_the_sum_of_a_residual_and_its_part_of_the_shortcut(monkeypatch):
+    made = []
+    monkeypatch.setattr("maskconnect.core.outputs.combined", lambda f, s, fan_in: made.append(fan_in) or f + s / fan_in)
+    stack_of(2, connectivity="full")(X)
+    assert sorted(made) == [1] * 2 + [2] * 2 + [3] * 3 + [4] * 4 + [5] * 5  # no two readers have one fan-in
+    made.clear()
+    stack_of(1)(X)
+    assert sorted(made) == [1] * 6
+
+
+def test_branches_of_layers_are_joined_alike():
+    layers = [[mc.Residual(body) for body in mlp_blocks(3)] for _ in range(3)]
+    stack = mc.MaskedStack(layers, 2, aggregation="residual", connectivity="random")
+    x = torch.randn(5, 6)
+    outputs = [block(x) for block in layers[0]]
+    for layer, rows in zip(layers[1:], stack.wiring()[1:], strict=True):
+        reads = [
+            F.relu(sum(outputs[k].residual for k in row) + sum(outputs[k].shortcut for k in row) / 2) for row in rows
+        ]
+        outputs = [block(read) for block, read in zip(layer, reads, strict=True)]
+    expected = F.relu(sum(y.residual for y in outputs) + sum(y.shortcut for y in outputs) / 3)
+    torch.testing.assert_close(stack(x), expected)
+
+
+def test_a_pair_from_a_module_of_the_users_own_will_do():
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(6, 6)
+
+        def forward(self, x, scale=1.0):
+            return scale * self.linear(x), x
+
+    stack = mc.MaskedStack([Own() for _ in range(4)], 2, aggregation="residual")
+    x = torch.randn(5, 6)
+    stack(x).sum().backward()
+    assert stack.masks.real.grad[-1].count_nonzero() == 3
+    assert not torch.equal(stack.eval()(x), stack(x, scale=2.0))
+
+
+def test_further_arguments_go_to_the_body():
+    class Body(nn.Module):
+        def forward(self, x, factor):
+            return factor * x
+
+    y = mc.Residual(Body())(torch.ones(2), factor=3.0)
+    assert y.residual.tolist() == [3.0, 3.0]
+    assert y.shortcut.tolist() == [1.0, 1.0]
+
+
+def test_an_align_of_the_users_own_gets_residual_and_shortcut_one_by_one():
+    """It need not be linear, so it must not be given a sum that depends on who reads."""
+
+    def align(y, shape):
+        return option_a(y, shape).sin()
+
+    stack = stack_of(2, connectivity="full", align=align).eval()
+    parts = [stack.blocks[0](X)]
+    for j, block in enumerate(stack.blocks[1:], start=1):
+        shape = parts[-1].residual.shape
+        fs, ss = ([y[i] if y[i].shape == shape else align(y[i], shape) for y in parts] for i in range(2))
+        parts.append(block(F.relu(sum(fs) + sum(ss) / j)))
+    torch.testing.assert_close(stack(X), F.relu(sum(parts[-1])))
+
+
+@pytest.mark.parametrize(
+    ("block", "said"),
+    [
+        (nn.Linear(6, 6), "module 1 returned a Tensor"),
+        (mc.Residual(nn.Linear(6, 5)), r"a residual of shape \(5, 5\) and a shortcut of shape \(5, 6\)"),
+    ],
+)
+def test_a_block_that_returns_no_pair_is_named(block, said):
+    stack = mc.MaskedStack([mc.Residual(nn.Linear(6, 6)), block, block], 1, aggregation="residual")
+    with pytest.raises(mc.ConnectivityError, match=said) as error:
+        stack(torch.randn(5, 6))
+    assert "mc.Residual(body, shortcut)" in str(error.value)
+
+
+def test_a_body_that_is_not_a_module_is_refused():
+    with pytest.raises(mc.ConfigError, match="body is a function; it must be"):
+        mc.Residual(lambda x: x)
+    with pytest.raises(mc.ConfigError, match="shortcut is a int; it must be"):
+        mc.Residual(nn.Linear(2, 2), 3)
