@@ -30,11 +30,11 @@ import maskconnect as mc
         ({"fan_in": 2, "connectivity": numpy.eye(4)}, "where a list of sources was needed"),
         (
             {"fan_in": 2, "aggregation": numpy.eye(4)},
-            "it must be one of mean, residual, sum, root, scaled, or a callable",
+            "it must be one of mean, residual, stream, sum, root, scaled, or a callable",
         ),
         (
             {"fan_in": 2, "aggregation": "max"},
-            "aggregation is 'max'; it must be one of mean, residual, sum, root, scaled, or a callable",
+            "aggregation is 'max'; it must be one of mean, residual, stream, sum, root, scaled, or a callable",
         ),
         ({"fan_in": 2, "align": "pad"}, "align is 'pad'; it must be a callable"),
         ({"fan_in": 2, "seed": -1}, "seed is -1; it must be at least 0"),

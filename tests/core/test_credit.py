@@ -56,5 +56,5 @@ def test_it_goes_with_sums_of_ours_only():
     with pytest.raises(mc.ConfigError, match="mask_credit is 'old'; it must be one of whole, new"):
         mc.MaskedStack(mlp_blocks(3), 1, mask_credit="old")
     for modules, aggregation in ((mlp_blocks(3), "scaled"), (mlp_layers(2, 2), lambda sources, mask: sources[0])):
-        with pytest.raises(mc.ConfigError, match="that goes with the aggregations mean, sum and root only"):
+        with pytest.raises(mc.ConfigError, match="it works with the aggregations mean, residual, sum and root only"):
             mc.MaskedStack(modules, 1, aggregation=aggregation, mask_credit="new")

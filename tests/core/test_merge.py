@@ -442,3 +442,10 @@ def test_what_is_merged_does_not_depend_on_what_is_being_trained():
     assert one.state_dict().keys() == other.state_dict().keys()
     assert count(other, nn.Conv2d) == 1
     assert all(p.requires_grad for p in other.parameters())
+
+
+def test_a_shared_sum_is_copied_for_a_module_that_writes_over_its_input():
+    blocks = [nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 6)) for _ in range(5)]
+    stack = mc.MaskedStack(blocks, connectivity=[[], [0], [0, 1], [0, 1], [0, 1, 3]], aggregation="sum").eval()
+    x = torch.randn(4, 6)
+    torch.testing.assert_close(mc.prune(stack, x)(x.clone()), stack(x.clone()))

@@ -211,12 +211,14 @@ def test_a_shuffled_wiring_keeps_every_degree(layered, sizes):
 
 
 def test_controls_follow_the_row_that_they_are_of():
-    rows = with_controls(EXPERIMENTS["table4"].paper[:2], controls_of("random, shuffled,sum,retrained"))
-    assert [row.control for row in rows] == ["", "", "random", "shuffled", "sum", "retrained"]
-    assert [row.needs_wiring for row in rows] == [False, False, False, True, False, True]
+    rows = with_controls(EXPERIMENTS["table4"].paper[:2], controls_of("random, shuffled,sum,retrained,draws"))
+    assert [row.control for row in rows] == ["", "", "random", "shuffled", "sum", "retrained", "draws"]
+    assert [row.needs_wiring for row in rows] == [False, False, False, True, False, True, False]
+    assert rows[6].cell(0).recipe.training.mask_gradient == "none"
+    assert rows[6].label == "Drawn, not learned, K=4"
     assert rows[4].cell(0).recipe.model.aggregation == "sum"
     assert rows[2].cell(0).recipe.model.connectivity == "random"
-    assert len({row.name for row in rows}) == 6
+    assert len({row.name for row in rows}) == 7
     table1 = with_controls(EXPERIMENTS["table1"].paper, ("random",))
     assert table1 == list(EXPERIMENTS["table1"].paper), "it has random rows of its own"
     with pytest.raises(ConfigError, match=r"a control is 'shufled'.*Did you mean 'shuffled'"):

@@ -120,8 +120,9 @@ def test_learning_with_fan_in_equal_to_cardinality_is_resnext_too(norm):
         ("imagenet", 50, [3, 4, 6, 3], True, 64),
     ],
 )
-def test_fixed_prev_is_exactly_resnet(kind, depth, stages, deep, size, dtype):
-    model = perturbed(mc.resnet(depth, 10, connectivity="prev", stem=kind), dtype)
+@pytest.mark.parametrize("aggregation", ["mean", "residual"])
+def test_fixed_prev_is_exactly_resnet(aggregation, kind, depth, stages, deep, size, dtype):
+    model = perturbed(mc.resnet(depth, 10, connectivity="prev", stem=kind, aggregation=aggregation), dtype)
     reference = PlainResNet(kind, stages, 10, deep).to(dtype)
     x = torch.randn(4, 3, size, size, dtype=dtype)
     assert_same_network(model, reference, resnet_as_plain, x)

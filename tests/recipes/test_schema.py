@@ -24,7 +24,10 @@ RESNET, RESNEXT = "paper/cifar100-resnet38-learned", "paper/cifar10-resnext20-4-
         ("model.cardinality=4", "model.cardinality is 4; only a resnext has it."),
         ("model.norm=sum", "model.norm is 'sum'; only a resnext has it."),
         ("model.stem=cfar", "model.stem is 'cfar'; it must be one of cifar, mini, imagenet."),
-        ("model.aggregation=max", "model.aggregation is 'max'; it must be one of mean, residual, sum, root, scaled."),
+        (
+            "model.aggregation=max",
+            "model.aggregation is 'max'; it must be one of mean, residual, stream, sum, root, scaled.",
+        ),
         ("model.mask_init=0", "model.mask_init is 0.0; it must be 'uniform', or a number above 0"),
         ("training.batch_size=0", "training.batch_size is 0; it must be 1 or more."),
         ("training.accumulate=0", "training.accumulate is 0; it must be 1 or more."),
@@ -50,7 +53,7 @@ RESNET, RESNEXT = "paper/cifar100-resnet38-learned", "paper/cifar10-resnext20-4-
         ("phase.learn.cool_to=-1.0", "phase.learn.cool_to is -1.0; it must be a number of 0 or more."),
         (
             "training.mask_gradient=flat",
-            "training.mask_gradient is 'flat'; it must be one of plain, centred, direction.",
+            "training.mask_gradient is 'flat'; it must be one of plain, centred, direction, none.",
         ),
         ("training.mask_momentum=1.0", "training.mask_momentum is 1.0; it must be at least 0 and below 1."),
         ("phase.fine.name=learn", "phases are called learn, freeze, learn, finer; each needs a name of its own."),

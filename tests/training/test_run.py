@@ -288,3 +288,18 @@ def test_a_stop_in_the_very_last_moment_is_a_stop_of_what_comes_after(tmp_path, 
     with pytest.raises(Stopped):
         runs.run(runs.tiny(tmp_path), tmp_path / "run")
     assert (tmp_path / "run" / "summary.json").exists()
+
+
+def test_draws_without_learning_leave_masks_uniform_and_freeze_a_random_wiring(tmp_path):
+    lines = []
+    show = runs.Silent()
+    show.line = lines.append
+    recipe = runs.tiny(tmp_path, "training.mask_gradient=none", seed=4)
+    runs.run(recipe, tmp_path / "run", show)
+    wiring = json.loads((tmp_path / "run/wiring.json").read_text())
+    assert wiring == mc.wiring_of(mc.resnet(14, 10, 2, connectivity="random", seed=4))
+    assert wiring != mc.wiring_of(mc.resnet(14, 10, 2))  # the nearest K, which equal masks would give
+    real = load_tensors(tmp_path / "run/masks/epoch-0002.safetensors")["stack0.real"]
+    for row in real:
+        assert (row[row > 0] - row[0]).abs().max() < 1e-6
+    assert any("a random wiring" in line for line in lines)

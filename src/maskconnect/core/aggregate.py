@@ -7,6 +7,7 @@ Shape letters: T targets, S candidate sources; x_j is the input of target j, y_k
     root   the same with 1/sqrt(K_j), which keeps the variance of sources that have nothing in common
     scaled x_j = sum_k m_jk a_jk y_k         dl/dm_jk = a_jk <dl/dx_j, y_k>          a_jk learned, at first 1/K_j
     residual   the sum, of the y_k that `residual.py` makes of a residual and a shortcut; a ReLU follows
+    stream     the sum, and the input of the stack, which every target reads; the output reads all modules
 
 The gradient by the mask is taken at *every* candidate, active or not; the sum runs over the active ones only,
 so an inactive source is never read forward and receives no gradient.
@@ -33,7 +34,7 @@ from maskconnect.core.reference import is_reference
 
 def divisor_of(aggregation: str, sources: int) -> float:
     """By what a sum of so many sources is divided."""
-    return {"mean": sources, "sum": 1, "root": math.sqrt(sources), "residual": 1}[aggregation]
+    return {"mean": sources, "sum": 1, "root": math.sqrt(sources), "residual": 1, "stream": 1}[aggregation]
 
 
 def total(sources: Sequence[Tensor], divisor: float) -> Tensor:

@@ -14,7 +14,7 @@ from maskconnect.core.wiring import Layout, Sources, random_sources
 from maskconnect.errors import ConfigError, ConnectivityError, integer, unknown_name
 
 CONNECTIVITIES = ("learned", "prev", "full", "random")
-AGGREGATIONS = ("mean", "residual", "sum", "root", "scaled")
+AGGREGATIONS = ("mean", "residual", "stream", "sum", "root", "scaled")
 CREDITS = ("whole", "new")
 
 
@@ -34,8 +34,8 @@ def check_credit(mask_credit: Any, aggregation: Any) -> None:
     """What of a source counts for its mask can be chosen where we add up the sources ourselves."""
     if not isinstance(mask_credit, str) or mask_credit not in CREDITS:
         raise unknown_name("mask_credit", mask_credit, CREDITS)
-    if mask_credit == "new" and (callable(aggregation) or aggregation == "scaled"):
-        raise ConfigError("mask_credit is 'new'; that goes with the aggregations mean, sum and root only.")
+    if mask_credit == "new" and (callable(aggregation) or aggregation in ("scaled", "stream")):
+        raise ConfigError("mask_credit is 'new'; it works with the aggregations mean, residual, sum and root only.")
 
 
 def decay_of(mask_init: Any) -> float:
@@ -47,7 +47,7 @@ def decay_of(mask_init: Any) -> float:
     return float(mask_init)
 
 
-def register(modules: Iterable[Any]) -> tuple[nn.ModuleList, Layout]:
+def register(modules: Iterable[Any], aggregation: Any = None) -> tuple[nn.ModuleList, Layout]:
     """The modules, registered as they were given, and how they are laid out."""
     if not isinstance(modules, Iterable):
         raise ConfigError(f"modules is a {type(modules).__name__}; it must be a list of modules, or of lists of them.")
@@ -56,10 +56,15 @@ def register(modules: Iterable[Any]) -> tuple[nn.ModuleList, Layout]:
         raise ConfigError("modules is empty; a stack needs at least 1 module.")
     layered = [isinstance(item, list | tuple | nn.ModuleList) for item in given]
     if not any(layered):
-        return nn.ModuleList(_checked(given, "modules")), Layout((1,) * len(given), layered=False)
+        layout = Layout(
+            (1,) * len(given), layered=False, all_out=isinstance(aggregation, str) and aggregation == "stream"
+        )
+        return nn.ModuleList(_checked(given, "modules")), layout
     if not all(layered):
         mixed = layered.index(not layered[0])
         raise ConfigError(f"modules mixes modules and lists of modules (entry {mixed}); give one kind or the other.")
+    if isinstance(aggregation, str) and aggregation in ("scaled", "stream"):
+        raise ConfigError(f"aggregation is {aggregation!r}; that is for a list of modules, not for a list of lists.")
     layers = [nn.ModuleList(_checked(list(layer), f"modules[{i}]")) for i, layer in enumerate(given)]
     return nn.ModuleList(layers), Layout(tuple(map(len, layers)), layered=True)
 

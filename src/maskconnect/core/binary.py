@@ -39,7 +39,7 @@ def read_masks(
         active.append(tuple(k for k, on in zip(candidates[target], row, strict=False) if on))
     sources = tuple(active)
     count = Counter(k for row in sources for k in row)
-    alive = reaching_output(sources, layout.layers[-1])
+    alive = reaching_output(sources, layout.outputs)
     readers = tuple(count[k] for k in range(len(sources)))
     counts = tuple(map(len, sources)) if fan_in is None else (*[0] * layout.targets.start, *fan_in)
     return BinaryMasks(mask_TS, sources, counts, alive, readers)

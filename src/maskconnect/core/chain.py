@@ -13,15 +13,17 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
 from maskconnect.core.aggregate import divisor_of
-from maskconnect.core.graphs import CONVOLUTIONS, NORMS, graph_module, is_ours, is_plain, is_simple_sequence
+from maskconnect.core.graphs import NEVER_IN_PLACE, graph_module, is_ours, is_plain, is_simple_sequence
 from maskconnect.core.inputs import active_places, cloned
 from maskconnect.core.plan import Axes, Plan, Step, Subsample, Wanted, alive_blocks, is_argument
+from maskconnect.core.residual import Residual
 from maskconnect.core.stack import MaskedStack
 
-NEVER_IN_PLACE = (nn.Linear, *CONVOLUTIONS, *NORMS, nn.LayerNorm, nn.GroupNorm)
-"""Modules that neither change what they read nor return it."""
-
 EMPTY = inspect.Parameter.empty
+
+
+Value = fx.Node | tuple[fx.Node, fx.Node]
+"""What a module returns: a tensor, or a residual and a shortcut."""
 
 
 class Chain:
@@ -29,6 +31,8 @@ class Chain:
 
     def __init__(self, stack: MaskedStack, plan: Plan) -> None:
         self.stack, self.plan, self.places = stack, plan, stack.layout.places
+        self.pairs = stack.aggregation == "residual"
+        self.joined: dict[tuple[Value, int], fx.Node] = {}
         self.root = nn.Module().train(stack.training)
         self.root.blocks = alive_blocks(stack)
         if isinstance(stack.aggregation, nn.Module):
@@ -41,12 +45,12 @@ class Chain:
 
     def module(self) -> fx.GraphModule:
         """The whole of it."""
-        found: dict[int, fx.Node] = {}
-        last = self.x
+        found: dict[int, Value] = {}
+        last: Value = self.x
         for step in self.plan.steps:
             sources = [found[number] for number in step.reads]
             if step.how is not None:
-                last = self._aligned(sources, step.how)
+                last = self._all_aligned(sources, step.how)
             else:
                 last = self._aggregate(sources, step.number) if sources else self.x
                 if step.number < len(self.places):
@@ -55,9 +59,9 @@ class Chain:
                     module = self.root.get_submodule(path)
                     if self._passes_on(sources) and self._is_read_elsewhere(step) and not _never_in_place(module):
                         last = self._copied(last)
-                    last = self._call(module, path, last)
+                    last = self._pair(module, path, last) if self.pairs else self._call(module, path, last)
             found[step.number] = last
-        self.graph.output(last)
+        self.graph.output(last if isinstance(last, fx.Node) else self._activated(self._joined(last, 1)))
         return graph_module(self.root, self.graph)
 
     def _placeholders(self) -> list[tuple[str | int, fx.Node]]:
@@ -87,9 +91,35 @@ class Chain:
         kwargs: dict[str, Any] = {name: node for name, node in self.arguments if isinstance(name, str)}
         return self.graph.call_module(path, (x, *args), kwargs)
 
-    def _passes_on(self, sources: Sequence[fx.Node]) -> bool:
+    def _pair(self, module: nn.Module, path: str, x: fx.Node) -> Value:
+        """The residual and the shortcut that a module returns."""
+        if is_plain(module, (Residual,)):
+            residual = self._call(cast(Residual, module).residual, f"{path}.residual", x)
+            return residual, self.graph.call_module(f"{path}.shortcut", (x,))
+        pair = self._call(module, path, x)
+        return self.graph.call_function(operator.getitem, (pair, 0)), self.graph.call_function(
+            operator.getitem, (pair, 1)
+        )
+
+    def _joined(self, pair: Value, fan_in: int) -> fx.Node:
+        """A residual and its part of the shortcut, as all readers of a fan-in get it."""
+        if isinstance(pair, fx.Node):
+            return pair
+        if (pair, fan_in) not in self.joined:
+            if fan_in == 1:
+                made = self.graph.call_function(operator.add, pair)
+            else:
+                made = self.graph.call_function(torch.add, pair, {"alpha": 1 / fan_in})
+            self.joined[pair, fan_in] = made
+        return self.joined[pair, fan_in]
+
+    def _activated(self, x: fx.Node) -> fx.Node:
+        """The ReLU that ends a join of residual blocks."""
+        return self.graph.call_function(F.relu, (x,)) if self.pairs else x
+
+    def _passes_on(self, sources: Sequence[Value]) -> bool:
         """Whether the aggregate may be one of the sources itself."""
-        return len(sources) < 2 or callable(self.stack.aggregation)
+        return callable(self.stack.aggregation) or not sources or (len(sources) == 1 and not self.pairs)
 
     def _is_read_elsewhere(self, step: Step) -> bool:
         """Whether another step reads something that this one does, which a module may change in place."""
@@ -119,9 +149,9 @@ class Chain:
             x = self.graph.call_function(operator.add, (x, y))
         return x
 
-    def _aggregate(self, sources: list[fx.Node], target: int) -> fx.Node:
+    def _aggregate(self, values: Sequence[Value], target: int) -> fx.Node:
         """One source as it is; the sum of several, divided; or what the user's own aggregation makes of any."""
-        aggregation = self.stack.aggregation
+        aggregation, sources = self.stack.aggregation, [self._joined(value, len(values)) for value in values]
         if callable(aggregation):
             kind = self.stack.masks.real.dtype
             if self.plan.tensors:
@@ -135,7 +165,7 @@ class Chain:
             return self._scaled(sources, target)
         first, *others = sources
         if not others:
-            return first
+            return self._activated(first)
         x, dtype = first, self.graph.call_function(getattr, (first, "dtype")) if self.plan.half else None
         if dtype is not None:  # a sum in float16 may overflow
             x = self.graph.call_method("to", (x, self.graph.call_function(torch.promote_types, (dtype, torch.float32))))
@@ -143,21 +173,28 @@ class Chain:
             x = self.graph.call_function(operator.add, (x, y))
         if (divisor := divisor_of(aggregation, len(sources))) != 1:
             x = self.graph.call_function(operator.truediv, (x, divisor))
-        return x if dtype is None else self.graph.call_method("to", (x, dtype))
+        return self._activated(x if dtype is None else self.graph.call_method("to", (x, dtype)))
 
-    def _aligned(self, sources: Sequence[fx.Node], how: Subsample | Wanted) -> fx.Node:
-        y = sources[0]
+    def _all_aligned(self, sources: Sequence[Value], how: Subsample | Wanted) -> Value:
+        """A tensor, or a residual and a shortcut, in the shape of the last of `sources`, or as `how` says."""
+        y, like = sources[0], sources[-1]
+        like = like if isinstance(like, fx.Node) else like[0]
+        if isinstance(y, fx.Node):
+            return self._aligned(y, like, how)
+        return self._aligned(y[0], like, how), self._aligned(y[1], like, how)
+
+    def _aligned(self, y: fx.Node, like: fx.Node, how: Subsample | Wanted) -> fx.Node:
         self._check(y, how.unseen)
         if isinstance(how, Subsample):
             if any(stride > 1 for stride in how.strides):
                 places = (slice(None), slice(None), *(slice(None, None, stride) for stride in how.strides))
                 y = self.graph.call_function(operator.getitem, (y, places))
             if how.like is not None and not all(map(is_ours, self.stack.flat())):  # ours round up, as slices do
-                self._check_same(y, sources[-1], range(2, 2 + len(how.strides)))
+                self._check_same(y, like, range(2, 2 + len(how.strides)))
             padding = [0, 0] * len(how.strides) + [0, how.zeros]
             return self.graph.call_function(F.pad, (y, padding)) if how.zeros else y
         assert self.stack.align is not None
-        shape = self.graph.call_function(getattr, (sources[-1], "shape")) if how.like is not None else None
+        shape = self.graph.call_function(getattr, (like, "shape")) if how.like is not None else None
         shape = shape or self.graph.call_function(torch.Size, (list(self._lengths(y, how)),))
         if isinstance(self.stack.align, nn.Module):
             return self.graph.call_module("align", (y, shape))
@@ -200,9 +237,12 @@ class Chain:
 
 
 def _never_in_place(module: nn.Module) -> bool:
+    if is_plain(module, (Residual,)):
+        return _never_in_place(cast(Residual, module).residual)
     if is_simple_sequence(module):
         return _never_in_place(cast(nn.Sequential, module)[0])
-    return (is_ours(module) and not isinstance(module, MaskedStack)) or is_plain(module, NEVER_IN_PLACE)
+    ours = is_ours(module) and not isinstance(module, MaskedStack | Residual)
+    return ours or is_plain(module, NEVER_IN_PLACE)
 
 
 def _parameters(module: nn.Module) -> list[inspect.Parameter]:

@@ -93,7 +93,7 @@ def weights_by_ways(model: nn.Module) -> dict[frozenset[Way], int]:
 
 def _read_or_last(stack: MaskedStack) -> Sequence[bool]:
     """The paper's rule, applied once: what no other module reads goes, unless it is an output."""
-    readers, outputs = stack.masks.settled().readers, stack.layout.layers[-1]
+    readers, outputs = stack.masks.settled().readers, stack.layout.outputs
     return [count > 0 or number in outputs for number, count in enumerate(readers)]
 
 

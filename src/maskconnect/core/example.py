@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Size, Tensor, nn
 
 from maskconnect.core.count import stacks_of
 from maskconnect.core.outputs import Shapes
@@ -18,6 +18,7 @@ from maskconnect.core.stack import MaskedStack
 class Pass(NamedTuple):
     """What an example showed in one run of a stack."""
 
+    input: Size | None
     shapes: Shapes
     arguments: tuple[str | int, ...]
     half: set[bool]
@@ -31,14 +32,17 @@ def watched(model: nn.Module) -> Iterator[dict[MaskedStack, list[Pass]]]:
 
     def begin(stack: MaskedStack, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         stack._shapes.clear()  # so that unused modules run too, for their shapes
-        seen[stack].append(Pass([], (*range(1, len(args)), *kwargs), set(), set()))
+        first = args[0] if args else None
+        shape = first.shape if isinstance(first, Tensor) and not first.is_nested else None
+        seen[stack].append(Pass(shape, [], (*range(1, len(args)), *kwargs), set(), set()))
 
     def enter(stack: MaskedStack, module: nn.Module, _: Any) -> None:
         depth[stack] += 1  # a module of a stack may call another one of it
 
     def note(stack: MaskedStack, module: nn.Module, _: Any, y: Any) -> None:
         depth[stack] -= 1
-        shapes, _, half, tensors = seen[stack][-1] if seen[stack] else Pass([], (), set(), set())
+        _, shapes, _, half, tensors = seen[stack][-1] if seen[stack] else Pass(None, [], (), set(), set())
+        y = y[0] if stack.aggregation == "residual" else y  # its shortcut is of the same shape
         if (
             seen[stack] and not depth[stack] and len(shapes) < len(stack.flat())
         ):  # else the model runs it by itself, too

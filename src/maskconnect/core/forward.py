@@ -43,7 +43,7 @@ class ForwardPass:
         key = self.shape_key((x, args, kwargs))
         known = self.shapes.get(key)
         layout, make = self.inputs.layout, self.inputs
-        outputs = make.outputs(self.align, known)
+        outputs = make.outputs(x, self.align, known)
         for layer, members in enumerate(layout.layers):
             together = make.layer(layer, outputs) if make.by_layer and layer else {}
             for number in members:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch.utils._pytree import tree_map
 from maskconnect.core.aggregate import divisor_of, masked_total, scaled_total, total
 from maskconnect.core.binary import BinaryMasks
 from maskconnect.core.layerwise import Layer, LayerAggregation, Reader
-from maskconnect.core.outputs import Outputs, Shapes
+from maskconnect.core.outputs import INPUT, Outputs, Shapes
 from maskconnect.core.reference import is_reference
 from maskconnect.core.wiring import Layout, Sources
 
@@ -37,9 +38,15 @@ class Inputs:
         """Whether the inputs of a layer are made together."""
         return isinstance(self.aggregation, LayerAggregation)
 
-    def outputs(self, align: Callable[[Tensor, Size], Tensor] | None, known: Shapes | None) -> Outputs:
-        """A place for the outputs of this pass."""
-        return Outputs(self.layout, align, not callable(self.aggregation), known, pairs=self.aggregation == "residual")
+    def outputs(self, x: Any, align: Callable[[Tensor, Size], Tensor] | None, known: Shapes | None) -> Outputs:
+        """A place for the outputs of this pass, whose input is x."""
+        pairs, tensors = self.aggregation == "residual", not callable(self.aggregation)
+        return Outputs(self.layout, align, only_tensors=tensors, known=known, pairs=pairs, first=x)
+
+    @property
+    def always(self) -> tuple[int, ...]:
+        """What every target reads beside its sources: in a stream, the input of the stack."""
+        return (INPUT,) if self.aggregation == "stream" else ()
 
     def runs(self, number: int) -> bool:
         """Whether the output of a module is asked for: of every one while masks are learned, else of those alive."""
@@ -47,14 +54,17 @@ class Inputs:
 
     def first(self, x: Any, number: int) -> Any:
         """The input of the stack, for a module of the first layer, which may change it in place."""
-        return x if self.by_layer or number == self.layout.layers[0][-1] else cloned(x)
+        alone = number == self.layout.layers[0][-1] and not self.always  # nobody reads it after this module
+        return x if self.by_layer or alone else cloned(x)
 
     def sources(self, target: int, outputs: Outputs) -> list[Any]:
         """The outputs that a target needs, aligned: of all its candidates while learning, else of the active ones."""
+        if target not in self.layout.targets:
+            return []
         needed = self.candidates[target] if self.rows is not None else self.masks.sources[target]
         before = self.layout.before(target)
         fan_in = self.masks.fan_in[target]
-        return [outputs.source(k, before, fan_in, target) for k in needed]
+        return [outputs.source(k, before, fan_in, target) for k in (*self.always, *needed)]
 
     def one(self, target: int, sources: list[Any]) -> Any:
         """The input of a target from its sources."""
@@ -77,7 +87,9 @@ class Inputs:
             return scaled_total(sources, scale_S * row) if blended else scaled_total(sources, scale_S, row)
         assert isinstance(self.aggregation, str)
         divisor = divisor_of(self.aggregation, self.masks.fan_in[target])
-        return self._activated(masked_total(row, active, divisor, sources, self.credit, blended=blended))
+        always, chosen = sources[: len(self.always)], sources[len(self.always) :]
+        x = masked_total(row, active, divisor, chosen, self.credit, blended=blended)
+        return self._activated(reduce(torch.add, always, x))
 
     def _scale(self, target: int) -> Tensor | None:
         """The learned scales of the candidates of a target."""
@@ -145,9 +157,10 @@ class Inputs:
         last = self.layout.layers[-1]
         if self.by_layer:
             return self._together(len(self.layout.layers) - 1, outputs, [self._everything()])[0]
-        if not self.layout.layered:
+        if not self.layout.layered and not self.layout.all_out:
             return outputs.last() if callable(self.aggregation) else self._activated(outputs.last())
-        return self._active([outputs.source(k, last[-1], len(last)) for k in last])
+        read = self.layout.outputs
+        return self._active([outputs.source(k, last[-1], len(read)) for k in (*self.always, *read)])
 
     def _together(self, layer: int, outputs: Outputs, readers: list[Reader]) -> list[Any]:
         """What readers get from a layer."""

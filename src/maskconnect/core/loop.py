@@ -18,8 +18,9 @@ from maskconnect.errors import ConfigError, unknown_name
 
 EVEN = 0.1
 """How much of a mask `mc.attach(..., steps=N)` spreads evenly, so that no source is given up before it has learned."""
-GRADIENTS = ("plain", "centred", "direction")
-"""What masks are updated with: dl/dm, that less its mean over the candidates of a target, or the direction of that."""
+GRADIENTS = ("plain", "centred", "direction", "none")
+"""What masks are updated with: dl/dm, that less its mean over the candidates of a target, the direction of that, or
+nothing, as a control."""
 
 
 def param_groups(
@@ -58,8 +59,8 @@ def attach(optimizer: Optimizer, model: nn.Module, *, gradient: str | None = Non
     favour of some sources (`stack.masks.even`, which may be set to something else after this).
 
     `gradient` is "plain", the paper's dl/dm and the default without `steps`; "centred", that less its mean over the
-    candidates of a target; or "direction", that with length 1, so that the rate is how far a mask goes in a step: the
-    default with `steps`.
+    candidates of a target; "direction", that with length 1, so that the rate is how far a mask goes in a step: the
+    default with `steps`; or "none", with which masks are drawn and never learn, as a control.
     """
     if gradient is None:
         gradient = "plain" if steps is None else "direction"

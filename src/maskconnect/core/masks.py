@@ -16,7 +16,7 @@ from maskconnect.core.aggregate import straight_through
 from maskconnect.core.binary import BinaryMasks, padded, read_masks, write_mask
 from maskconnect.core.cover import cover
 from maskconnect.core.sampling import largest, noisy_scores, normalize_, shares
-from maskconnect.core.wiring import Layout, Sources
+from maskconnect.core.wiring import Layout, Sources, random_sources
 from maskconnect.errors import CheckpointError, ConnectivityError
 
 
@@ -158,8 +158,14 @@ class ConnectivityMasks(nn.Module):
 
     @torch.no_grad()
     def shape_gradient_(self, kind: str) -> None:
-        """Take from the gradient of each mask its mean over candidates; make it 1 long if its direction counts."""
+        """Take from the gradient of each mask its mean over candidates; make it 1 long if its direction counts.
+
+        Of kind "none" nothing is left of it.
+        """
         if kind == "plain" or self.real.grad is None:
+            return
+        if kind == "none":
+            self.real.grad.zero_()
             return
         grad_TS, candidate_TS = self.real.grad, self._candidate_TS.to(self.real.device)
         mean_T1 = grad_TS.sum(dim=1, keepdim=True) / candidate_TS.sum(dim=1, keepdim=True)
@@ -187,6 +193,10 @@ class ConnectivityMasks(nn.Module):
                     f"may read {list(self.candidates[target])}."
                 )
         self._fix(write_mask(sources, self.layout, self.candidates))
+
+    def fix_at_random(self, seed: int) -> None:
+        """Fix the binary masks to the wiring that `connectivity="random"` has for this seed."""
+        self.fix(random_sources(self.candidates, self._fan_in_T.tolist(), seed))
 
     def _fix(self, mask_TS: Tensor) -> None:
         self.binary.copy_(mask_TS)

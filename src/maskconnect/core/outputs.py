@@ -13,6 +13,9 @@ from maskconnect.core.residual import combined, described, is_pair
 from maskconnect.core.wiring import Layout
 from maskconnect.errors import ConnectivityError
 
+INPUT = -1
+"""What the input of the stack is called among the modules."""
+
 Shapes = list[Size | None]
 """The output shape of every module; None of what is not a tensor, and of nested tensors."""
 
@@ -26,6 +29,7 @@ class Outputs:
     only_tensors: bool  # the built-in aggregations add, so they need tensors
     known: Shapes | None  # from an earlier pass, for modules that this one does not run
     pairs: bool = False  # whether modules return a residual and a shortcut
+    first: Any = None  # the input of the stack
     found: list[Any] = field(default_factory=list)
     joined: dict[tuple[int, int], Tensor] = field(default_factory=dict)  # pairs as one tensor, by module and fan-in
     aligned: dict[Any, list[Tensor]] = field(default_factory=dict)  # each source in the other shapes asked for so far
@@ -49,10 +53,12 @@ class Outputs:
 
     def shapes(self) -> Shapes:
         """Of all outputs, once every module has run."""
-        return [_shape(y) for y in self.found]
+        return [self._shape(y) for y in self.found]
 
     def part(self, k: int, fan_in: int) -> Any:
         """The output of module k, of a pair as a reader of this fan-in gets it."""
+        if k == INPUT:
+            return self.first
         if not self.pairs:
             return self.found[k]
         if (k, fan_in) not in self.joined:
@@ -61,7 +67,10 @@ class Outputs:
         return self.joined[k, fan_in]
 
     def source(self, k: int, like: int, fan_in: int, target: int | None = None) -> Any:
-        """The output of module k in the shape of module `like`'s, for `target` (None: the output of the stack)."""
+        """The output of module k in the shape of module `like`'s, for `target` (None: the output of the stack).
+
+        `fan_in` is that of the reader. k may be INPUT.
+        """
         shape = self._shape_of(like)
         if self.pairs and self.user_align is not None and shape not in (None, self._shape_of(k)):
             residual, shortcut = (self._aligned((k, i), y, k, like, target) for i, y in enumerate(self.found[k]))
@@ -95,10 +104,15 @@ class Outputs:
     def _shape_of(self, module: int) -> Size | None:
         if self.found[module] is None and self.known is not None:
             return self.known[module]
-        return _shape(self.found[module])
+        return self._shape(self.found[module])
+
+    def _shape(self, y: Any) -> Size | None:
+        y = y[0] if self.pairs and y is not None else y
+        return y.shape if isinstance(y, Tensor) and not y.is_nested else None
 
     def _align(self, y: Tensor, shape: Size, k: int, like: int, target: int | None) -> Tensor:
         name = self.layout.name
+        found = "the input of the stack has" if k == INPUT else f"{name(k)} has output"
         x: Any = (self.user_align or align)(y, shape)
         if isinstance(x, Tensor) and x.shape == shape:
             return x
@@ -106,11 +120,6 @@ class Outputs:
         returned = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
         given = f" (the one given returned {returned})" if self.user_align else ""
         raise ConnectivityError(
-            f"{name(k)} has output shape {tuple(y.shape)} and cannot feed {reader}, which needs {tuple(shape)}, "
+            f"{found} shape {tuple(y.shape)} and cannot feed {reader}, which needs {tuple(shape)}, "
             f"the output shape of {name(like)}. Pass align=fn(source, shape){given}."
         )
-
-
-def _shape(y: Any) -> Size | None:
-    y = y[0] if is_pair(y) else y
-    return y.shape if isinstance(y, Tensor) and not y.is_nested else None

@@ -49,7 +49,7 @@ class Wanted:
 class Step:
     """Run a module, align the output of one, or make the output of layers; the result is found under `number`."""
 
-    number: int  # a module's own; of what is aligned, and of the output, a further one
+    number: int  # a module's own; of what is aligned, of the output, and of the input if many read it, a further one
     reads: tuple[int, ...]  # nothing: the input of the stack
     how: Subsample | Wanted | None = None  # where it aligns
 
@@ -113,7 +113,7 @@ def plan_of(stack: MaskedStack, name: str, passes: Sequence[Pass]) -> Plan:
     """What a frozen stack does, as an example showed."""
     together = isinstance(stack.aggregation, LayerAggregation)
     plans = {
-        Plan(() if together else steps_of(stack, p.shapes), p.arguments, p.half == {True}, all(p.tensors))
+        Plan(() if together else steps_of(stack, p.shapes, p.input), p.arguments, p.half == {True}, all(p.tensors))
         for p in passes
     }
     if len(plans) != 1:
@@ -125,10 +125,14 @@ def plan_of(stack: MaskedStack, name: str, passes: Sequence[Pass]) -> Plan:
     return plans.pop()
 
 
-def steps_of(stack: MaskedStack, shapes: Shapes) -> tuple[Step, ...]:
-    """What a frozen stack does, given the output shapes of all its modules in an example."""
+def steps_of(stack: MaskedStack, shapes: Shapes, first: Size | None) -> tuple[Step, ...]:
+    """What a frozen stack does, given the output shapes of all its modules in an example, and that of its input."""
     masks, layout = stack.masks.settled(), stack.layout
     steps: list[Step] = []
+    always: tuple[int, ...] = ()  # what every target reads beside its sources
+    if stack.aggregation == "stream":
+        always, shapes = (len(shapes),), [*shapes, first]
+        steps.append(Step(*always, ()))
     aligned: dict[tuple[int, Subsample | Wanted], int] = {}
 
     def reads(sources: Iterable[int], like: int) -> tuple[int, ...]:
@@ -145,10 +149,9 @@ def steps_of(stack: MaskedStack, shapes: Shapes) -> tuple[Step, ...]:
 
     for number in (number for number, alive in enumerate(masks.alive) if alive):
         row = masks.sources[number]
-        steps.append(Step(number, reads(row, layout.before(number)) if row else ()))
-    if layout.layered:
-        last = layout.layers[-1]
-        everything = reads(last, last[-1])
+        steps.append(Step(number, reads((*always, *row), layout.before(number)) if row else ()))
+    if layout.layered or layout.all_out:
+        everything = reads((*always, *layout.outputs), layout.layers[-1][-1])
         steps.append(Step(len(shapes) + len(aligned), everything))
     return tuple(steps)
 

@@ -26,7 +26,6 @@ from maskconnect.core.inflight import InFlight, backward_pass
 from maskconnect.core.inputs import Inputs
 from maskconnect.core.masks import ConnectivityMasks
 from maskconnect.core.outputs import Shapes
-from maskconnect.errors import ConfigError
 
 
 class MaskedStack(nn.Module):
@@ -75,7 +74,7 @@ class MaskedStack(nn.Module):
         super().__init__()
         check_options(aggregation, align, use_all, seed)
         check_credit(mask_credit, aggregation)
-        self.blocks, self.layout = register(modules)
+        self.blocks, self.layout = register(modules, aggregation)
         self.aggregation, self.align, self.mask_credit = aggregation, align, mask_credit
         every = self.layout.candidates()
         candidates = every if wiring is None else self.layout.from_plain(wiring, what="wiring")
@@ -89,8 +88,6 @@ class MaskedStack(nn.Module):
             self.layout, candidates, counts or [], fixed=fixed, decay=decay, use_all=use_all, seed=int(seed)
         )
         if aggregation == "scaled":
-            if self.layout.layered:
-                raise ConfigError("aggregation is 'scaled'; that is for a list of modules, not for a list of lists.")
             self.scales = nn.Parameter(self.masks.real.new_ones(self.masks.real.shape) / self.masks.fan_in[:, None])
         self._in_flight, self._growth = InFlight(), GrowthWatch()
         self._shapes: dict[Any, Shapes] = {}  # the output shapes of all modules, by those of the stack's input

@@ -12,6 +12,8 @@ import torch
 from torch import fx
 from torch.nn import functional as F
 
+from maskconnect.core.graphs import NEVER_IN_PLACE, is_plain
+
 Term = tuple[fx.Node, float]
 """A node, and by what it is multiplied."""
 
@@ -120,6 +122,18 @@ def share_(network: fx.GraphModule) -> None:
         if terms != old:
             replace(graph, root, terms)
     graph.eliminate_dead_code()
+    _protect_(network)
+
+
+def _protect_(network: fx.GraphModule) -> None:
+    """Give a module that may change its input in place a copy of a sum that others read too."""
+    for node in network.graph.nodes:
+        if node.op != "call_module" or is_plain(network.get_submodule(str(node.target)), NEVER_IN_PLACE):
+            continue
+        for x in node.all_input_nodes:
+            if operands(x) is not None and len(x.users) > 1:
+                with network.graph.inserting_before(node):
+                    node.replace_input_with(x, network.graph.call_method("clone", (x,)))
 
 
 def _pairs(terms: Sequence[Term], place: dict[fx.Node, int]) -> Iterator[tuple[fx.Node, fx.Node]]:

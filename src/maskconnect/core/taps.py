@@ -52,7 +52,7 @@ class TappedStack(MaskedStack):
         if fixed is not None and fixed.sources == self._prev:
             return block(x, *args, **kwargs)
         last = number == len(self) - 1
-        walk = self._begin() if number == 0 else self._follow(number)
+        walk = self._begin(x) if number == 0 else self._follow(number)
         if number:
             walk.outputs.append(x)
             x = walk.inputs.one(number, walk.inputs.sources(number, walk.outputs))
@@ -66,9 +66,9 @@ class TappedStack(MaskedStack):
             self.end(walk.inputs, walk.second, y)
         return y
 
-    def _begin(self) -> Walk:
+    def _begin(self, x: Any) -> Walk:
         inputs = self.begin()
-        self._walk = Walk(inputs, inputs.outputs(self.align, None))
+        self._walk = Walk(inputs, inputs.outputs(x, self.align, None))
         return self._walk
 
     def _follow(self, number: int) -> Walk:

@@ -27,6 +27,7 @@ class Layout:
 
     sizes: tuple[int, ...]
     layered: bool
+    all_out: bool = False  # whether the output reads every module; else the last layer alone
     layers: tuple[range, ...] = field(init=False)  # the flat numbers of the modules of each layer
     places: tuple[tuple[int, int], ...] = field(init=False)  # the layer of each module, and its branch there
 
@@ -36,6 +37,11 @@ class Layout:
         places = tuple((layer, branch) for layer, size in enumerate(self.sizes) for branch in range(size))
         object.__setattr__(self, "layers", layers)
         object.__setattr__(self, "places", places)
+
+    @property
+    def outputs(self) -> range:
+        """The modules that the output reads."""
+        return range(sum(self.sizes)) if self.all_out else self.layers[-1]
 
     @property
     def targets(self) -> range:

@@ -4,6 +4,8 @@ random      Fixed-Random of the same K: is it the number of connections?
 retrained   the learned wiring, trained from scratch: is it the wiring, or that masks were learned with the weights?
 shuffled    the same with its connections exchanged so that every block reads, and is read by, as many as before: is it
             which blocks are joined, or how many connections each has?
+draws       masks are drawn in phase 1 and never learn, and the wiring of `random` is frozen: is it the learning, or
+            that weights are trained under many wirings?
 sum         the paper's Eq. 1 to the letter, without the mean or the averaged shortcuts (D1, D2)
 
 Fixed wiring for as many epochs, at the same rates, needs no control: every recipe of a fixed wiring is that.
@@ -27,7 +29,7 @@ from maskconnect.recipes.naming import fan_in_of, wiring_name
 from maskconnect.training.files import write_atomically
 from maskconnect.training.folder import RunFolder
 
-CONTROLS = ("random", "retrained", "shuffled", "sum")
+CONTROLS = ("random", "retrained", "shuffled", "draws", "sum")
 WIRINGS = "wirings"
 """The folder of the wirings that controls train."""
 
@@ -59,6 +61,9 @@ def _control(row: Row, name: str) -> Row:
     model = load(row.recipe, row.settings).model
     if name == "random":
         return Row(row.recipe, (*row.settings, "model.connectivity=random"), control=name)
+    if name == "draws":
+        label = f"Drawn, not learned, K={fan_in_of(model)}"
+        return Row(row.recipe, (*row.settings, "training.mask_gradient=none"), control=name, label=label)
     if name == "sum":
         label = f"{wiring_name(model)}, literal sum"
         return Row(row.recipe, (*row.settings, "model.aggregation=sum"), control=name, label=label)

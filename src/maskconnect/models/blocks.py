@@ -90,12 +90,33 @@ def bottleneck(inputs: int, width: int, outputs: int, stride: int, *, branches: 
     )
 
 
-class Classifier(nn.Module):
-    """Stem, stack, global average pooling, linear classifier; `spec` says what it is."""
+def preactivation(layers: nn.Sequential, inputs: int) -> nn.Sequential:
+    """The convolutions of a block, each with a batch norm and a ReLU before it in the place of those after it."""
+    convs = [layer for layer in layers if isinstance(layer, nn.Conv2d)]
+    widths = [inputs, *(layer.out_channels for layer in convs)]
+    parts = ((nn.BatchNorm2d(width), nn.ReLU(inplace=True), layer) for width, layer in zip(widths, convs, strict=False))
+    return nn.Sequential(*(part for triple in parts for part in triple))
 
-    def __init__(self, spec: Spec, stem: nn.Module, stack: nn.Module, features: int, num_classes: int) -> None:
+
+class Classifier(nn.Module):
+    """Stem, stack, global average pooling, linear classifier; `spec` says what it is.
+
+    Where blocks start with their activation, a last one stands after the stack: `preactivated`.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        stem: nn.Module,
+        stack: nn.Module,
+        features: int,
+        num_classes: int,
+        *,
+        preactivated: bool = False,
+    ) -> None:
         super().__init__()
         self.spec, self.stem, self.stack = spec, stem, stack
+        self.last = nn.Sequential(nn.BatchNorm2d(features), nn.ReLU(inplace=True)) if preactivated else nn.Identity()
         self.classifier = nn.Linear(features, num_classes)
 
     def describe(self) -> dict[str, Any]:
@@ -104,5 +125,5 @@ class Classifier(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The scores of all classes, for images N x channels x H x W."""
-        scores: Tensor = self.classifier(self.stack(self.stem(x)).mean(dim=(2, 3)))
+        scores: Tensor = self.classifier(self.last(self.stack(self.stem(x))).mean(dim=(2, 3)))
         return scores

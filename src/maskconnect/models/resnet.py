@@ -19,7 +19,16 @@ from torch import nn
 
 from maskconnect.core.residual import Residual, mean_fan_in_of_readers
 from maskconnect.core.stack import MaskedStack
-from maskconnect.models.blocks import STEMS, Block, Classifier, ZeroPadding, basic, bottleneck, projection
+from maskconnect.models.blocks import (
+    STEMS,
+    Block,
+    Classifier,
+    ZeroPadding,
+    basic,
+    bottleneck,
+    preactivation,
+    projection,
+)
 from maskconnect.models.spec import Spec
 
 BASIC = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
@@ -47,8 +56,7 @@ def build_resnet(spec: ResNetSpec) -> Classifier:
     imagenet = spec.stem == "imagenet"
     width = 64 if imagenet else 16
     expansion = 4 if imagenet and spec.depth in BOTTLENECK else 1
-    residual = spec.aggregation == "residual"
-    stem, blocks, inputs = STEMS[spec.stem](spec.in_channels, width), list[Residual](), width
+    stem, blocks, inputs = STEMS[spec.stem](spec.in_channels, width), list[nn.Module](), width
     for stage, count in enumerate(spec.stages):
         outputs = expansion * width * 2**stage
         for block in range(count):
@@ -56,10 +64,14 @@ def build_resnet(spec: ResNetSpec) -> Classifier:
             layers = (
                 basic(inputs, outputs, stride) if expansion == 1 else bottleneck(inputs, outputs // 4, outputs, stride)
             )
-            shortcut: nn.Module = nn.Identity()
-            if inputs != outputs:
-                shortcut = projection(inputs, outputs, stride) if imagenet else ZeroPadding(inputs, outputs, stride)
-            blocks.append(Residual(layers, shortcut) if residual else Block(layers, shortcut))
+            if spec.aggregation == "stream":
+                blocks.append(preactivation(layers, inputs))
+            else:
+                shortcut: nn.Module = nn.Identity()
+                if inputs != outputs:
+                    shortcut = projection(inputs, outputs, stride) if imagenet else ZeroPadding(inputs, outputs, stride)
+                kind = Residual if spec.aggregation == "residual" else Block
+                blocks.append(kind(layers, shortcut))
             inputs = outputs
     stack = MaskedStack(
         blocks,
@@ -71,17 +83,17 @@ def build_resnet(spec: ResNetSpec) -> Classifier:
         use_all=spec.use_all,
         seed=spec.seed,
     )
-    if residual:
-        start_scales_(blocks, stack)
-    return Classifier(spec, stem, stack, inputs, spec.num_classes)
+    if spec.aggregation == "residual":
+        start_scales_(stack)
+    return Classifier(spec, stem, stack, inputs, spec.num_classes, preactivated=spec.aggregation == "stream")
 
 
-def start_scales_(blocks: Sequence[Residual], stack: MaskedStack) -> None:
+def start_scales_(stack: MaskedStack) -> None:
     """Start the last batch norm of a block at 1/K, for K of them will be summed; at 1 where one alone is read (D1)."""
     readers = mean_fan_in_of_readers(stack.masks.candidates, stack.masks.fan_in.tolist())
-    for block, fan_in in zip(blocks, readers, strict=True):
-        norm = cast(nn.Sequential, block.residual)[-1]
-        nn.init.constant_(cast(nn.BatchNorm2d, norm).weight, 1 / fan_in)
+    for block, fan_in in zip(stack.flat(), readers, strict=True):
+        norm = cast(nn.BatchNorm2d, cast(nn.Sequential, block.residual)[-1])
+        nn.init.constant_(norm.weight, 1 / fan_in)
 
 
 def resnet(

@@ -15,7 +15,7 @@ class Spec:
     """The part of a description that is the same for every family. `connectivity` is that of `mc.MaskedStack`."""
 
     FAMILY: ClassVar[str]
-    AGGREGATIONS: ClassVar[tuple[str, ...]] = ("mean", "residual", "sum", "root", "scaled")
+    AGGREGATIONS: ClassVar[tuple[str, ...]] = ("mean", "residual", "stream", "sum", "root", "scaled")
 
     depth: int
     num_classes: int

@@ -72,7 +72,7 @@ class Network:
     cardinality: int | None = None  # of resnext: branches of a module
     fan_in: int | None = None  # K
     connectivity: Any = "learned"  # or "prev", "full", "random", or an explicit wiring
-    aggregation: str | None = None  # "residual", "mean", "sum"; resnet also "root", "scaled". Left out: see JOINS
+    aggregation: str | None = None  # "residual", "mean", "sum"; resnet also "stream", "root", "scaled". Left out: JOINS
     norm: str | None = None  # of resnext: "branch" (the default) or "sum"
     stem: str = "cifar"  # or "mini", "imagenet"
     mask_init: str | float = "uniform"
@@ -100,7 +100,8 @@ class Network:
 
     def layout(self) -> Layout:
         """How many blocks stand in each layer of the network."""
-        return Layout((self.cardinality or 1,) * sum(self.stages), layered=self.architecture == "resnext")
+        sizes, layered = (self.cardinality or 1,) * sum(self.stages), self.architecture == "resnext"
+        return Layout(sizes, layered, all_out=self.aggregation == "stream")
 
     def spec(self, *, num_classes: int, in_channels: int, seed: int) -> ResNetSpec | ResNeXtSpec:
         """The description that `maskconnect.models.build` takes."""
@@ -145,7 +146,7 @@ class Training:
     weight_decay: float
     momentum: float = 0.9
     nesterov: bool = False
-    mask_gradient: str = "plain"  # what masks are updated with: "plain" as in the paper, "centred" or "direction"
+    mask_gradient: str = "plain"  # what masks are updated with: "plain" as in the paper, "centred", "direction"; "none"
     mask_momentum: float = 0.0
     norm_group: int | None = None  # batch norm sees so many images at a time, as on one GPU of the paper; else all
     accumulate: int = 1  # a batch goes through the network in so many parts, to save memory

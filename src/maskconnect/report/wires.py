@@ -43,7 +43,7 @@ class Wires:
     @cached_property
     def alive(self) -> tuple[bool, ...]:
         """Which modules can reach the output; pruning takes all others away (D10)."""
-        return reaching_output(self.sources, self.layout.layers[-1])
+        return reaching_output(self.sources, self.layout.outputs)
 
     @property
     def active_by_layer(self) -> list[int]:

@@ -89,12 +89,12 @@ def random_wirings(stacks: Sequence[MaskedStack], draws: int, seed: int) -> Iter
 
 def _reaching(stack: MaskedStack, sources: Sources) -> Collection[int]:
     """The transitive rule: what can reach the output stays."""
-    return {k for k, on in enumerate(reaching_output(sources, stack.layout.layers[-1])) if on}
+    return {k for k, on in enumerate(reaching_output(sources, stack.layout.outputs)) if on}
 
 
 def _read(stack: MaskedStack, sources: Sources) -> Collection[int]:
     """The paper's rule, applied once: what is read stays, and the output."""
-    return {k for row in sources for k in row}.union(stack.layout.layers[-1])
+    return {k for row in sources for k in row}.union(stack.layout.outputs)
 
 
 def _left(sizes: Mapping[frozenset[Way], int], stays: Mapping[MaskedStack, Collection[int]]) -> int:

@@ -31,6 +31,7 @@ class Judge:
     reestimate: int  # by so many batches are batch-norm statistics found anew where they are of drawn masks (D11)
     check: Callable[[], None]  # called before each batch; may raise
     ranks: Ranks = ALONE
+    unlearned: int | None = None  # masks were drawn and never learned: freeze the random wiring of this seed
 
     @property
     def learning(self) -> bool:
@@ -47,9 +48,12 @@ class Judge:
             return {part: self.scores(part) for part in parts}
 
     def freeze(self) -> Found:
-        """Fix the wiring to the top-K; accuracy before, with drawn masks, and after."""
+        """Fix the wiring, to the top-K or at random; accuracy before, with drawn masks, and after."""
         with drawing(self.network):
             drawn = self.scores("test")
+        if self.unlearned is not None:
+            for masks in masks_of(self.network):
+                masks.fix_at_random(self.unlearned)
         freeze(self.network)
         if self.reestimate:
             self._reestimate()

@@ -107,6 +107,7 @@ class Run:
             reestimate=recipe.training.reestimate,
             check=self.check,
             ranks=ranks,
+            unlearned=recipe.seed if recipe.training.mask_gradient == "none" else None,
         )
         self.board = Board(folder.path / "tensorboard", writes=ranks.first)
         self.forward, self.forward_learns = self.network, False  # the network, as it is called in training
@@ -199,7 +200,8 @@ class Run:
             found = self.state.freeze = self.judge.freeze()
             self.record({"kind": "freeze", **self.schedule.labels(), **found})
             drawn, frozen = (found[key]["top1"] for key in ("drawn", "frozen"))
-            self.show.line(f"freeze: test accuracy {drawn:.2f} % with drawn masks, {frozen:.2f} % with their top-K")
+            wiring = "their top-K" if self.judge.unlearned is None else "a random wiring"
+            self.show.line(f"freeze: test accuracy {drawn:.2f} % with drawn masks, {frozen:.2f} % with {wiring}")
             self.whole = True
         self.folder.write_json("wiring.json", wiring_of(self.network))
 
