@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from networks import EncoderBlock
+from networks import EncoderBlock, mlp_blocks
 from plain import PlainBlock, PlainResNet
 from torch import nn
 from torch.nn import functional as F
@@ -260,3 +260,9 @@ def test_a_model_inside_ddp_is_an_error(tmp_path):
             mc.rewire(wrapped, "module.encoder.layers", fan_in=2)
     finally:
         torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("aggregation", ["residual", "stream"])
+def test_a_join_that_needs_residuals_is_refused(aggregation):
+    with pytest.raises(mc.ConfigError, match="needs the residuals of blocks, and the blocks of '' return whole"):
+        mc.rewire(nn.Sequential(*mlp_blocks(4)), "", fan_in=2, aggregation=aggregation)

@@ -46,6 +46,11 @@ def rewire(
         fan_in, connectivity, aggregation, align, seed: as in `mc.MaskedStack`.
     """
     container = _container(model, path)
+    if isinstance(aggregation, str) and aggregation in ("residual", "stream"):
+        raise ConfigError(
+            f"aggregation is {aggregation!r}, which needs the residuals of blocks, and the blocks of {path!r} return "
+            "whole outputs; use 'mean', 'sum', 'root' or 'scaled', or build the model with mc.MaskedStack."
+        )
     stack = TappedStack(
         list(container),
         fan_in,
