@@ -51,12 +51,17 @@ def compilers():
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own making
 @pytest.mark.parametrize("backend", compilers())
 @pytest.mark.parametrize("train", [True, False])
-@pytest.mark.parametrize("kind", ["chain", "layers", "convolutions"])
+@pytest.mark.parametrize("kind", ["chain", "layers", "convolutions", "residual", "stream"])
 def test_a_frozen_stack_compiles_whole_with_equal_outputs_and_gradients(kind, train, backend):
-    modules = {"chain": mlp_blocks(8), "layers": mlp_layers(3, 4), "convolutions": conv_blocks()}[kind]
-    x = torch.randn(2, 4, 8, 8) if kind == "convolutions" else X
-    stack = mc.MaskedStack(modules, fan_in=1, connectivity="random", seed=3).train(train)
-    assert not all(stack.masks.fixed.alive), "some module is unread"
+    modules = {"layers": mlp_layers(3, 4), "convolutions": conv_blocks(), "stream": conv_blocks()}.get(
+        kind, mlp_blocks(8)
+    )
+    if kind == "residual":
+        modules = [mc.Residual(body) for body in modules]
+    join = kind if kind in ("residual", "stream") else "mean"
+    x = torch.randn(2, 4, 8, 8) if kind in ("convolutions", "stream") else X
+    stack = mc.MaskedStack(modules, fan_in=1, connectivity="random", aggregation=join, seed=3).train(train)
+    assert all(stack.masks.fixed.alive) == (kind == "stream"), "some module is unread"
     torch._dynamo.reset()
     compiled = torch.compile(stack, backend=backend, fullgraph=True)
     found, expected = [], []

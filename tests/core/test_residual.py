@@ -7,9 +7,11 @@ import torch
 from networks import mlp_blocks, option_a
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from twins import both_ways
 
 import maskconnect as mc
+from maskconnect.ship.export import export_onnx
 
 X = torch.randn(3, 4, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 STAGES = [(4, 4, 1), (4, 4, 1), (4, 8, 2), (8, 8, 1), (8, 16, 2), (16, 16, 1)]
@@ -194,3 +196,78 @@ def test_a_body_that_is_not_a_module_is_refused():
         mc.Residual(lambda x: x)
     with pytest.raises(mc.ConfigError, match="shortcut is a int; it must be"):
         mc.Residual(nn.Linear(2, 2), 3)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpointed_stack_trains_exactly_as_one_that_is_not(reentrant):
+    stack = stack_of(2)
+    twin = copy.deepcopy(stack)
+    for step in range(3):
+        x = (X + step).requires_grad_()
+        checkpoint(stack, x, use_reentrant=reentrant).square().sum().backward()
+        twin(X + step).square().sum().backward()
+        for (name, p), q in zip(stack.named_parameters(), twin.parameters(), strict=True):
+            assert torch.equal(p.grad, q.grad), name
+
+
+class Own(nn.Module):
+    """A block of the user's own, which returns a pair."""
+
+    def __init__(self, width=6):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x, factor=1.0):
+        return factor * self.linear(x).tanh(), x
+
+
+def of_own_blocks():
+    return mc.MaskedStack([Own() for _ in range(6)], 2, aggregation="residual", seed=1)
+
+
+BUILDERS = {"mc.Residual": lambda: stack_of(2).float(), "own blocks": of_own_blocks}
+
+
+@pytest.mark.parametrize("merge", [False, True])
+@pytest.mark.parametrize("kind", BUILDERS)
+def test_it_is_pruned_saved_loaded_and_exported(kind, merge, tmp_path):
+    model = BUILDERS[kind]()
+    x = X.float() if kind == "mc.Residual" else torch.randn(5, 6)
+    model.masks.fix(((), (0,), (0, 1), (0, 1), (1, 3), (0, 3)))
+    assert not all(model.masks.settled().alive)
+    slim = mc.prune(model.eval(), x, merge=merge)
+    torch.testing.assert_close(slim(x), model(x))
+    for number, network in enumerate((model, slim)):
+        mc.save(network, tmp_path / str(number))
+        torch.testing.assert_close(mc.load(tmp_path / str(number), into=BUILDERS[kind]())(x), model(x))
+    program = torch.export.export(slim, (x,))
+    torch.testing.assert_close(program.module()(x), model(x))
+    apart = export_onnx(slim, x, tmp_path / "slim.onnx")
+    assert apart < 1e-5
+
+
+def test_a_pruned_stack_of_own_blocks_still_takes_further_arguments():
+    stack = of_own_blocks().eval()
+    mc.freeze(stack)
+    x = torch.randn(5, 6)
+    slim = mc.prune(stack, x, factor=2.0)
+    torch.testing.assert_close(slim(x, factor=3.0), stack(x, factor=3.0))
+
+
+def test_a_body_that_writes_over_its_input_changes_nobody_elses():
+    def stack(**options):
+        torch.manual_seed(0)
+        bodies = [nn.Sequential(nn.ReLU(inplace=options["inplace"]), nn.Linear(6, 6)) for _ in range(5)]
+        blocks = [mc.Residual(body) for body in bodies]
+        return mc.MaskedStack(blocks, connectivity=[[], [0], [0, 1], [0, 1], [0, 3]], aggregation="residual").eval()
+
+    x = torch.randn(4, 6).relu()  # what a block reads comes from a ReLU, so its own changes nothing
+    careful, hasty = stack(inplace=False), stack(inplace=True)
+    torch.testing.assert_close(hasty(x.clone()), careful(x))
+    torch.testing.assert_close(mc.prune(hasty, x.clone())(x.clone()), careful(x))
+
+
+def test_it_is_drawn_as_any_other_stack(tmp_path):
+    stack = stack_of(2)
+    mc.draw(stack, tmp_path / "wiring.svg")
+    assert "<svg" in (tmp_path / "wiring.svg").read_text()

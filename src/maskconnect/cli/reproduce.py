@@ -41,7 +41,10 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
         "--out", type=Path, metavar="DIR", help="for runs and tables (default: runs/reproduce/NAME-SCALE)"
     )
     parser.add_argument(
-        "--controls", default="", metavar="NAMES", help="also random, retrained, shuffled, sum; see docs/claims.md"
+        "--controls",
+        default="",
+        metavar="NAMES",
+        help="also random, retrained, shuffled, draws, sum; see docs/claims.md",
     )
     parser.add_argument("--results", type=Path, metavar="FILE", help="also keep the table in this Markdown file")
     add_keep(parser)

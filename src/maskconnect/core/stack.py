@@ -40,14 +40,20 @@ class MaskedStack(nn.Module):
             branches of the layer before: `[[[], []], [[0], [0, 1]]]`.
         connectivity: "learned", or fixed: "prev" (the module before), "full" (all candidates), "random"
             (K of them, seeded), or an explicit wiring in the form of `wiring`, such as `mc.wiring_of` returns.
-        aggregation: "mean", "sum", "root" (the sum over the root of K), "scaled" (a learned factor a connection, first
-            1/K; of a list of modules only), or a callable `fn(sources, mask) -> x`, differentiable in the mask, in
-            which a source of mask 0 adds nothing. While learning it gets all candidates and a mask of zeros and ones
-            (blended: of shares); otherwise only the active ones and a mask of ones.
+        aggregation: how the sources of a target are joined:
+            "mean", "sum", "root" (the sum over the root of K);
+            "residual": modules return a pair (residual, shortcut), as `mc.Residual` does; residuals are summed,
+            shortcuts averaged, and a ReLU follows;
+            "stream": modules return what they add to a stream that starts as the input of the stack. A target reads
+            that input and what its sources added; the output is the input and all that was added (lists only);
+            "scaled": a learned factor per connection, first 1/K (lists only);
+            or a callable `fn(sources, mask) -> x`, differentiable in the mask, in which a source of mask 0 adds
+            nothing. While learning it gets all candidates and a mask of zeros and ones (blended: of shares); otherwise
+            only the active ones and a mask of ones.
         align: `fn(source, shape) -> tensor`, where outputs differ in shape in a way that subsampling and
             zero-padded channels do not mend. `shape` is the output shape of the module just before the target.
         mask_credit: what of a source counts for its mask: the "whole" of it, as in the paper, or what is "new" in it,
-            without its part along the input of the target; with "mean", "sum" and "root" only.
+            without its part along the join of the target; with "mean", "residual", "sum" and "root" only.
         mask_init: where the real masks start: "uniform", or how much less likely each candidate is than the next nearer
             one (layered: than the branch before it, counted from the own index): 0.1 is a tenth, and 0.01 draws almost
             nothing but the nearest K.

@@ -6,7 +6,11 @@
     imagenet  18, 34 (basic)   3, 4, 6, 3 for 34    64, 128, 256, 512         projection where the shape changes
               50, 101, 152     3, 4, 6, 3 for 50    256, 512, 1024, 2048      (bottlenecks a quarter as wide)
 
-A block may read every block before it, whatever its stage; sources are matched by zero padding.
+A block may read every block before it, whatever its stage; sources are matched by zero padding. How they are joined:
+
+    mean       x_j = (1/K_j) sum_k m_jk ReLU( F_k(x_k) + S(x_k) )                   prev is plain ResNet
+    residual   x_j = ReLU( sum_k m_jk F_k(x_k) + (1/K_j) sum_k m_jk S(x_k) )        prev is plain ResNet
+    stream     x_j = stem + sum_k m_jk F_k(x_k), activations first in F             full is plain pre-activation ResNet
 """
 
 from __future__ import annotations
@@ -117,8 +121,10 @@ def resnet(
         num_classes: how many scores come out.
         fan_in: K, the number of blocks that a block reads. Not needed where `connectivity` says it.
         connectivity: "learned", "prev" (plain ResNet), "random", "full", or an explicit wiring.
-        aggregation: of what a block reads: "mean", "root" (the sum over the root of K), "scaled" (a learned
-            factor a connection, at first 1/K), or "sum" as the paper writes it, which explodes (D1).
+        aggregation: how the blocks that a block reads are joined (D1): "mean" of whole blocks; "residual", residuals
+            summed and shortcuts averaged, as in `mc.resnext`; "stream", the stem plus residuals, with activations
+            first; "root" (the sum over the root of K), "scaled" (a learned factor per connection, at first 1/K), or
+            "sum" as the paper writes it, which explodes. With "prev", all but "stream" are plain ResNet.
         stem: "cifar" (3x3), "mini" (3x3 and a max pool) or "imagenet" (7x7 and a max pool, bottleneck blocks).
         in_channels: of the images.
         mask_init, mask_credit, use_all: where the real masks start, what they learn by, and whether every block is to

@@ -22,8 +22,8 @@ DEEPEST = 10_000
 ARCHITECTURES = ("resnet", "resnext")
 LABELS = ("fine", "coarse")
 JOINS = {"resnet": "mean", "resnext": "residual"}
-"""How a recipe that does not name its aggregation joins sources: as version 0.1 did, so that old recipes keep their
-meaning. Every recipe that comes with maskconnect names it, and so does every recipe that is written."""
+"""How a recipe that does not name its aggregation joins sources. Every recipe that is written names it, so that results
+keep their meaning whatever becomes the default of `mc.resnet`."""
 
 
 @dataclass(frozen=True, kw_only=True)
