@@ -28,8 +28,8 @@ from maskconnect.training.statistics import difference_by_seed
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 KEPT = DOCS / "evidence"
-PAGES = (DOCS / "evidence.md", DOCS / "attempts.md")
-TELL = (DOCS / "evidence.md", DOCS / "claims.md", ROOT / "README.md")
+PAGES = (DOCS / "evidence.md", DOCS / "join.md", DOCS / "attempts.md")
+TELL = (DOCS / "evidence.md", DOCS / "join.md", DOCS / "claims.md", ROOT / "README.md")
 """Pages that tell in words what the evidence is now."""
 COMMAND = re.compile(
     r"^    (maskconnect compare .*|python \.\./\.\./benchmarks/\w+\.py(?: \w+)? --show .*)\n\n((?:\|.*\n)+)",
@@ -94,9 +94,14 @@ def differences() -> set[tuple[float, ...]]:
 def _rows() -> Iterator[list[Mapping[int, float]]]:
     """All rows that can be compared: of each, the accuracy by seed."""
     benchmark = runpy.run_path(str(ROOT / "benchmarks" / "unequal_branches.py"))
+    kinds = ("quick-cifar100*.json", "quick-cifar10[-_]*.json")
+    places: list[tuple[list[Path], range | None]] = [(sorted(KEPT.glob(kind)), None) for kind in kinds]
+    places += [(sorted((KEPT / "join").glob(kind)), None) for kind in kinds]
+    places.append(([*places[0][0], *places[2][0]], range(13, 26)))  # what the choice of a join was made by
+    places.append((sorted((KEPT / "join/overfit").glob("*.json")), None))
     for part in ("test", "validation"):
-        for files in ("quick-cifar100*.json", "quick-cifar10[-_]*.json"):
-            yield [side.accuracy for side in sides_of(sorted(KEPT.glob(files)), part)]
+        for files, seeds in places:
+            yield [side.accuracy for side in sides_of(files, part, seeds)]
         for path in sorted((KEPT / "benchmarks").glob("unequal_branches-*.json")):
             found = json.loads(path.read_text())
             yield [benchmark["by_seed"](found, row, part) for row in found]

@@ -83,3 +83,11 @@ def test_a_saved_network_remembers(tmp_path):
 def test_it_is_true_or_false():
     with pytest.raises(mc.ConfigError, match="use_all is 'no'; it must be True or False"):
         mc.MaskedStack(mlp_blocks(3), 1, use_all="no")
+
+
+def test_a_random_wiring_that_is_frozen_in_the_end_uses_all_too():
+    for seed in range(5):
+        model = mc.resnet(20, 10, 2, use_all=True, seed=seed)
+        model.stack.masks.fix_at_random(seed)
+        assert mc.wiring_of(model) == mc.wiring_of(mc.resnet(20, 10, 2, connectivity="random", use_all=True, seed=seed))
+        assert all(model.stack.masks.settled().readers[:-1])

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from twins import both_ways
 
 import maskconnect as mc
+from maskconnect.core.outputs import Outputs
 from maskconnect.ship.export import export_onnx
 
 X = torch.randn(3, 4, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -180,8 +181,8 @@ def test_an_align_of_the_users_own_gets_residual_and_shortcut_one_by_one():
 @pytest.mark.parametrize(
     ("block", "said"),
     [
-        (nn.Linear(6, 6), "module 1 returned a Tensor"),
-        (mc.Residual(nn.Linear(6, 5)), r"a residual of shape \(5, 5\) and a shortcut of shape \(5, 6\)"),
+        (nn.Linear(6, 6), "module 1 returned an output of type Tensor"),
+        (mc.Residual(nn.Linear(6, 5)), r"a tuple of 2 with shapes \(5, 5\), \(5, 6\)"),
     ],
 )
 def test_a_block_that_returns_no_pair_is_named(block, said):
@@ -192,9 +193,9 @@ def test_a_block_that_returns_no_pair_is_named(block, said):
 
 
 def test_a_body_that_is_not_a_module_is_refused():
-    with pytest.raises(mc.ConfigError, match="body is a function; it must be"):
+    with pytest.raises(mc.ConfigError, match="body is of type function; it must be"):
         mc.Residual(lambda x: x)
-    with pytest.raises(mc.ConfigError, match="shortcut is a int; it must be"):
+    with pytest.raises(mc.ConfigError, match="shortcut is of type int; it must be"):
         mc.Residual(nn.Linear(2, 2), 3)
 
 
@@ -254,20 +255,117 @@ def test_a_pruned_stack_of_own_blocks_still_takes_further_arguments():
     torch.testing.assert_close(slim(x, factor=3.0), stack(x, factor=3.0))
 
 
-def test_a_body_that_writes_over_its_input_changes_nobody_elses():
-    def stack(**options):
-        torch.manual_seed(0)
-        bodies = [nn.Sequential(nn.ReLU(inplace=options["inplace"]), nn.Linear(6, 6)) for _ in range(5)]
-        blocks = [mc.Residual(body) for body in bodies]
-        return mc.MaskedStack(blocks, connectivity=[[], [0], [0, 1], [0, 1], [0, 3]], aggregation="residual").eval()
-
-    x = torch.randn(4, 6).relu()  # what a block reads comes from a ReLU, so its own changes nothing
-    careful, hasty = stack(inplace=False), stack(inplace=True)
-    torch.testing.assert_close(hasty(x.clone()), careful(x))
-    torch.testing.assert_close(mc.prune(hasty, x.clone())(x.clone()), careful(x))
-
-
 def test_it_is_drawn_as_any_other_stack(tmp_path):
     stack = stack_of(2)
     mc.draw(stack, tmp_path / "wiring.svg")
     assert "<svg" in (tmp_path / "wiring.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    "first", [nn.SiLU(inplace=True), nn.Dropout(0.5, inplace=True), nn.ReLU(inplace=True)], ids=str
+)
+def test_a_body_that_writes_over_its_input_is_an_error(first):
+    """Its shortcut would pass on the changed input."""
+    block = mc.Residual(nn.Sequential(first, nn.Linear(6, 6)))
+    with pytest.raises(
+        mc.ConnectivityError, match="changed its input in place, which its shortcut reads too; use inpl"
+    ):
+        block(torch.randn(4, 6))
+    with torch.inference_mode():
+        mc.Residual(nn.Linear(6, 6))(torch.randn(4, 6))
+
+
+def test_a_shortcut_that_writes_over_its_input_changes_nobody_elses():
+    torch.manual_seed(0)
+    layers = [[mc.Residual(nn.Linear(6, 6), nn.ReLU(inplace=True)) for _ in range(2)] for _ in range(2)]
+    stack = mc.MaskedStack(layers, connectivity="full", aggregation="residual").eval()
+    x = torch.randn(4, 6)
+    first = [block(x.clone()) for block in layers[0]]
+    read = F.relu(sum(y.residual for y in first) + sum(y.shortcut for y in first) / 2)
+    second = [block(read.clone()) for block in layers[1]]
+    expected = F.relu(sum(y.residual for y in second) + sum(y.shortcut for y in second) / 2)
+    torch.testing.assert_close(stack(x.clone()), expected)
+    torch.testing.assert_close(mc.prune(stack, x.clone())(x.clone()), expected)
+
+
+def test_a_pruned_stack_refuses_sizes_that_its_bodies_round_in_another_way():
+    """The bodies of mc.Residual are the user's, and a pool rounds down where a stride rounds up."""
+    body = nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(4, 4, 3, padding=1))
+    blocks = [mc.Residual(nn.Conv2d(4, 4, 3, padding=1)) for _ in range(4)]
+    blocks[1] = mc.Residual(body, nn.MaxPool2d(2))
+    stack = mc.MaskedStack(blocks, connectivity=[[], [0], [0, 1], [0, 2]], aggregation="residual").eval()
+    slim = mc.prune(stack, torch.randn(2, 4, 8, 8))
+    x = torch.randn(1, 4, 16, 16)
+    torch.testing.assert_close(slim(x), stack(x))
+    with pytest.raises(AssertionError, match="needs sources aligned in another way"):
+        slim(torch.randn(2, 4, 3, 3))
+
+
+class Holding(nn.Module):
+    """A user's module with an mc.Residual inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = mc.Residual(nn.Linear(6, 6))
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("kind", ["a hook", "inside another module"])
+def test_an_mc_residual_that_must_stay_a_module_stays_one_in_the_pruned_network(kind):
+    blocks = [mc.Residual(nn.Linear(6, 6)) if kind == "a hook" else Holding() for _ in range(4)]
+    seen = []
+    if kind == "a hook":
+        blocks[1].register_forward_hook(lambda *_: seen.append(1))
+    stack = mc.MaskedStack(blocks, connectivity=[[], [0], [0, 1], [1, 2]], aggregation="residual").eval()
+    x = torch.randn(4, 6)
+    slim = mc.prune(stack, x)
+    seen.clear()
+    torch.testing.assert_close(slim(x), stack(x))
+    assert len(seen) == (2 if kind == "a hook" else 0)
+
+
+def test_a_body_keeps_the_names_and_defaults_of_its_arguments_when_it_is_pruned():
+    class Body(nn.Module):
+        def forward(self, x, scale=1.0):
+            return scale * x
+
+    stack = mc.MaskedStack([mc.Residual(Body()) for _ in range(4)], connectivity="full", aggregation="residual").eval()
+    x = torch.randn(4, 6)
+    slim = mc.prune(stack, x, scale=2.0)
+    torch.testing.assert_close(slim(x), stack(x))
+    torch.testing.assert_close(slim(x, scale=0.5), stack(x, scale=0.5))
+
+
+def test_nested_tensors_are_joined_and_pruned():
+    stack = mc.MaskedStack(
+        [mc.Residual(nn.Linear(6, 6)) for _ in range(4)], connectivity="full", aggregation="residual"
+    )
+    rows = [torch.randn(2, 6), torch.randn(5, 6)]
+    x = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    found = stack.eval()(x).unbind()
+    for row, y in zip(rows, found, strict=True):
+        torch.testing.assert_close(y, stack(row))
+    for y, z in zip(mc.prune(stack, x)(x).unbind(), found, strict=True):
+        torch.testing.assert_close(y, z)
+
+
+@pytest.mark.parametrize("aggregation", ["mean", "stream"])
+def test_pairs_under_another_aggregation_are_named(aggregation):
+    stack = mc.MaskedStack([mc.Residual(nn.Linear(6, 6)) for _ in range(3)], 1, aggregation=aggregation)
+    with pytest.raises(mc.ConnectivityError, match="module 0 returned a Pair; use aggregation='residual'"):
+        stack(torch.randn(4, 6))
+
+
+def test_a_pair_is_not_kept_longer_than_somebody_reads_it(monkeypatch):
+    """With full wiring no two readers have one fan-in, so nothing is shared and nothing need be kept."""
+    kept = []
+    part = Outputs.part
+    monkeypatch.setattr(
+        Outputs, "part", lambda self, k, fan_in: (part(self, k, fan_in), kept.append(len(self.joined)))[0]
+    )
+    stack_of(2, connectivity="full").eval()(X)
+    assert max(kept) == 0
+    stack_of(2, connectivity="random").eval()(X)
+    assert 0 < max(kept) < 6

@@ -88,3 +88,20 @@ def test_an_input_that_cannot_be_aligned_is_named():
         mc.MaskedStack([torch.nn.Conv1d(2, 3, 1), torch.nn.Conv1d(3, 3, 1)], 1, aggregation="stream")(
             torch.ones(1, 2, 4)
         )
+
+
+def test_a_sum_in_half_precision_overflows_neither_while_learning_nor_after():
+    class Adds(torch.nn.Module):
+        def forward(self, x):
+            return torch.full_like(x, 40000)
+
+    class Reads(torch.nn.Module):
+        def forward(self, x):
+            self.read = x
+            return torch.zeros_like(x)
+
+    stack = mc.MaskedStack([Adds(), Adds(), Reads()], 2, aggregation="stream")
+    x = torch.full((1, 2), -60000.0, dtype=torch.float16)
+    for training in (True, False):
+        stack.train(training)(x)
+        assert stack.blocks[2].read.tolist() == [[20000, 20000]]

@@ -55,6 +55,11 @@ RESNET, RESNEXT = "paper/cifar100-resnet38-learned", "paper/cifar10-resnext20-4-
             "training.mask_gradient=flat",
             "training.mask_gradient is 'flat'; it must be one of plain, centred, direction, none.",
         ),
+        ("model.mask_credit=fooo", "model.mask_credit is 'fooo'; it must be one of whole, new."),
+        (
+            "model={mask_credit = 'new', aggregation = 'stream'}",
+            "model.mask_credit is 'new'; it works with the aggregations mean, residual, sum and root only.",
+        ),
         ("training.mask_momentum=1.0", "training.mask_momentum is 1.0; it must be at least 0 and below 1."),
         ("phase.fine.name=learn", "phases are called learn, freeze, learn, finer; each needs a name of its own."),
     ],
@@ -69,6 +74,7 @@ def test_a_value_out_of_bounds_is_refused(setting, said):
     ("setting", "said"),
     [
         ("model.width=0", "model.width is 0; it must be 1 or more."),
+        ("model.mask_credit=new", "model.mask_credit is 'new'; it must be one of whole."),
         ("model.norm=brnch", "model.norm is 'brnch'; it must be one of branch, sum."),
         ("model={norm = 'sum', aggregation = 'mean'}", "model.norm='sum' normalises the sum of residuals"),
         ("model.connectivity=[[[]]]", "model.connectivity has 1 rows; the stack has 6 layers."),
@@ -112,3 +118,11 @@ def test_the_spec_of_a_network_has_what_the_recipe_says_and_the_defaults_of_its_
     assert resnet.spec(**common) == ResNetSpec(depth=38, fan_in=10, aggregation="sum", mask_init=0.5, **common)
     assert resnext.spec(**common) == ResNeXtSpec(depth=20, width=4, cardinality=8, fan_in=4, norm="sum", **common)
     assert load(RESNEXT).model.spec(**common).norm == "branch"
+
+
+@pytest.mark.parametrize("setting", ["phase.learn.cool_to=0.0", "phase.learn.temperature=0.0"])
+def test_draws_without_learning_need_draws(setting):
+    with pytest.raises(mc.ConfigError, match="a control that draws from uniform masks"):
+        load(RESNET, ["training.mask_gradient=none", setting])
+    with pytest.raises(mc.ConfigError, match=r"set blend to false"):
+        load("quick/cifar100-strong", ["training.mask_gradient=none"])

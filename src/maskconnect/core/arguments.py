@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable, Sequence
 from numbers import Real
 from typing import Any
 
 from torch import nn
 
-from maskconnect.core.cover import cover
-from maskconnect.core.wiring import Layout, Sources, random_sources
+from maskconnect.core.cover import random_wiring
+from maskconnect.core.wiring import Layout, Sources
 from maskconnect.errors import ConfigError, ConnectivityError, integer, unknown_name
 
 CONNECTIVITIES = ("learned", "prev", "full", "random")
@@ -47,7 +46,7 @@ def decay_of(mask_init: Any) -> float:
     return float(mask_init)
 
 
-def register(modules: Iterable[Any], aggregation: Any = None) -> tuple[nn.ModuleList, Layout]:
+def register(modules: Iterable[Any], aggregation: Any) -> tuple[nn.ModuleList, Layout]:
     """The modules, registered as they were given, and how they are laid out."""
     if not isinstance(modules, Iterable):
         raise ConfigError(f"modules is a {type(modules).__name__}; it must be a list of modules, or of lists of them.")
@@ -56,14 +55,12 @@ def register(modules: Iterable[Any], aggregation: Any = None) -> tuple[nn.Module
         raise ConfigError("modules is empty; a stack needs at least 1 module.")
     layered = [isinstance(item, list | tuple | nn.ModuleList) for item in given]
     if not any(layered):
-        layout = Layout(
-            (1,) * len(given), layered=False, all_out=isinstance(aggregation, str) and aggregation == "stream"
-        )
+        layout = Layout((1,) * len(given), layered=False, all_out=aggregation == "stream")
         return nn.ModuleList(_checked(given, "modules")), layout
     if not all(layered):
         mixed = layered.index(not layered[0])
         raise ConfigError(f"modules mixes modules and lists of modules (entry {mixed}); give one kind or the other.")
-    if isinstance(aggregation, str) and aggregation in ("scaled", "stream"):
+    if aggregation in ("scaled", "stream"):
         raise ConfigError(f"aggregation is {aggregation!r}; that is for a list of modules, not for a list of lists.")
     layers = [nn.ModuleList(_checked(list(layer), f"modules[{i}]")) for i, layer in enumerate(given)]
     return nn.ModuleList(layers), Layout(tuple(map(len, layers)), layered=True)
@@ -117,10 +114,7 @@ def fixed_sources(
     elif fan_in is None:
         raise ConfigError(f"connectivity {connectivity!r} needs fan_in: how many sources a target reads.")
     elif connectivity == "random" or not layout.targets:
-        fixed = random_sources(candidates, fan_in, seed)
-        if use_all:
-            worth = random.Random(seed)
-            fixed = cover(fixed, candidates, layout, lambda target, source: worth.random())
+        fixed = random_wiring(layout, candidates, fan_in, seed, use_all=use_all)
     else:
         return None
     for module, row in enumerate(fixed):

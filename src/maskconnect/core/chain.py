@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -23,7 +23,7 @@ EMPTY = inspect.Parameter.empty
 
 
 Value = fx.Node | tuple[fx.Node, fx.Node]
-"""What a module returns: a tensor, or a residual and a shortcut."""
+"""The output of a module: a tensor, or a residual and a shortcut."""
 
 
 class Chain:
@@ -93,24 +93,20 @@ class Chain:
 
     def _pair(self, module: nn.Module, path: str, x: fx.Node) -> Value:
         """The residual and the shortcut that a module returns."""
-        if is_plain(module, (Residual,)):
-            residual = self._call(cast(Residual, module).residual, f"{path}.residual", x)
+        if _is_residual(module):
+            residual = self._call(module.residual, f"{path}.residual", x)
             return residual, self.graph.call_module(f"{path}.shortcut", (x,))
         pair = self._call(module, path, x)
-        return self.graph.call_function(operator.getitem, (pair, 0)), self.graph.call_function(
-            operator.getitem, (pair, 1)
-        )
+        first, second = (self.graph.call_function(operator.getitem, (pair, place)) for place in range(2))
+        return first, second
 
     def _joined(self, pair: Value, fan_in: int) -> fx.Node:
         """A residual and its part of the shortcut, as all readers of a fan-in get it."""
         if isinstance(pair, fx.Node):
             return pair
         if (pair, fan_in) not in self.joined:
-            if fan_in == 1:
-                made = self.graph.call_function(operator.add, pair)
-            else:
-                made = self.graph.call_function(torch.add, pair, {"alpha": 1 / fan_in})
-            self.joined[pair, fan_in] = made
+            share: dict[str, Any] = {} if fan_in == 1 else {"alpha": 1 / fan_in}
+            self.joined[pair, fan_in] = self.graph.call_function(torch.add if share else operator.add, pair, share)
         return self.joined[pair, fan_in]
 
     def _activated(self, x: fx.Node) -> fx.Node:
@@ -237,16 +233,24 @@ class Chain:
 
 
 def _never_in_place(module: nn.Module) -> bool:
-    if is_plain(module, (Residual,)):
-        return _never_in_place(cast(Residual, module).residual)
+    if _is_residual(module):
+        return _never_in_place(module.residual) and _never_in_place(module.shortcut)
     if is_simple_sequence(module):
         return _never_in_place(cast(nn.Sequential, module)[0])
-    ours = is_ours(module) and not isinstance(module, MaskedStack | Residual)
-    return ours or is_plain(module, NEVER_IN_PLACE)
+    ours = is_ours(module) and not isinstance(module, MaskedStack)
+    return ours or is_plain(module, (*NEVER_IN_PLACE, nn.Identity))
+
+
+def _is_residual(module: nn.Module) -> TypeGuard[Residual]:
+    """Whether a module calls a body and a shortcut, and does nothing else."""
+    return (
+        isinstance(module, Residual) and type(module).forward is Residual.forward and is_plain(module, (type(module),))
+    )
 
 
 def _parameters(module: nn.Module) -> list[inspect.Parameter]:
     """The arguments of a module that have names, the input first."""
+    module = module.residual if _is_residual(module) else module
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return [p for p in inspect.signature(module.forward).parameters.values() if p.kind in named]
 

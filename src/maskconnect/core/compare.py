@@ -85,6 +85,8 @@ def _apart(expected: Any, found: Any) -> float:
 
 
 def _ratio(expected: Tensor, found: Tensor) -> float:
+    if expected.is_nested:
+        return max(_ratio(*pair) for pair in zip(expected.unbind(), found.unbind(), strict=True))
     a, b = (y.cpu().to(torch.complex128 if y.is_complex() else torch.float64) for y in (expected, found))
     same = (a == b) | (a.isnan() & b.isnan())
     if same.all():

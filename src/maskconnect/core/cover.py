@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from maskconnect.core.wiring import Layout, Sources
+from maskconnect.core.wiring import Layout, Sources, random_sources
 
 
 def cover(sources: Sources, candidates: Sources, layout: Layout, score: Callable[[int, int], float]) -> Sources:
@@ -32,3 +33,12 @@ def cover(sources: Sources, candidates: Sources, layout: Layout, score: Callable
             readers[k] += 1
             readers[old] -= 1
     return tuple(tuple(sorted(row)) for row in active)
+
+
+def random_wiring(layout: Layout, candidates: Sources, fan_in: Sequence[int], seed: int, *, use_all: bool) -> Sources:
+    """Fixed-Random, in which every module is read if `use_all` asks for that."""
+    sources = random_sources(candidates, fan_in, seed)
+    if not use_all:
+        return sources
+    worth = random.Random(seed)
+    return cover(sources, candidates, layout, lambda target, source: worth.random())

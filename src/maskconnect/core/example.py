@@ -12,6 +12,7 @@ from torch import Size, Tensor, nn
 
 from maskconnect.core.count import stacks_of
 from maskconnect.core.outputs import Shapes
+from maskconnect.core.residual import is_pair
 from maskconnect.core.stack import MaskedStack
 
 
@@ -42,10 +43,9 @@ def watched(model: nn.Module) -> Iterator[dict[MaskedStack, list[Pass]]]:
     def note(stack: MaskedStack, module: nn.Module, _: Any, y: Any) -> None:
         depth[stack] -= 1
         _, shapes, _, half, tensors = seen[stack][-1] if seen[stack] else Pass(None, [], (), set(), set())
-        y = y[0] if stack.aggregation == "residual" else y  # its shortcut is of the same shape
-        if (
-            seen[stack] and not depth[stack] and len(shapes) < len(stack.flat())
-        ):  # else the model runs it by itself, too
+        in_turn = seen[stack] and not depth[stack] and len(shapes) < len(stack.flat())
+        if in_turn:  # else the model runs it by itself, too
+            y = y[0] if stack.aggregation == "residual" and is_pair(y) else y  # its shortcut is of the same shape
             shapes.append(y.shape if isinstance(y, Tensor) and not y.is_nested else None)
             half.add(isinstance(y, Tensor) and y.dtype == torch.float16)
             tensors.add(isinstance(y, Tensor))

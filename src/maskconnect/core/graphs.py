@@ -6,6 +6,8 @@ from typing import Any, cast
 
 from torch import fx, nn
 
+from maskconnect.core.residual import Residual
+
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Hardswish)
@@ -50,8 +52,8 @@ def is_graph_of_ours(module: nn.Module) -> bool:
 
 
 def is_ours(module: nn.Module) -> bool:
-    """Whether the class of a module is maskconnect's."""
-    return type(module).__module__.partition(".")[0] == "maskconnect"
+    """Whether the class of a module is maskconnect's; an `mc.Residual` is the user's, for its body is."""
+    return type(module).__module__.partition(".")[0] == "maskconnect" and type(module) is not Residual
 
 
 def calls_of(network: fx.GraphModule) -> dict[str, list[fx.Node]]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any
 
 import torch
@@ -41,12 +41,26 @@ class Inputs:
     def outputs(self, x: Any, align: Callable[[Tensor, Size], Tensor] | None, known: Shapes | None) -> Outputs:
         """A place for the outputs of this pass, whose input is x."""
         pairs, tensors = self.aggregation == "residual", not callable(self.aggregation)
-        return Outputs(self.layout, align, only_tensors=tensors, known=known, pairs=pairs, first=x)
+        shared = self._shared() if pairs else frozenset[tuple[int, int]]()
+        return Outputs(self.layout, align, only_tensors=tensors, known=known, pairs=pairs, shared=shared, first=x)
+
+    def _shared(self) -> frozenset[tuple[int, int]]:
+        """The modules that several targets of one fan-in read in this pass, with that fan-in."""
+        reads = Counter(
+            (k, self.masks.fan_in[target])
+            for target in filter(self.runs, self.layout.targets)
+            for k in self._needed(target)
+        )
+        return frozenset(read for read, count in reads.items() if count > 1)
 
     @property
     def always(self) -> tuple[int, ...]:
         """What every target reads beside its sources: in a stream, the input of the stack."""
         return (INPUT,) if self.aggregation == "stream" else ()
+
+    def _needed(self, target: int) -> tuple[int, ...]:
+        """The sources whose outputs a target needs: all its candidates while learning, else the active ones."""
+        return self.candidates[target] if self.rows is not None else self.masks.sources[target]
 
     def runs(self, number: int) -> bool:
         """Whether the output of a module is asked for: of every one while masks are learned, else of those alive."""
@@ -58,13 +72,11 @@ class Inputs:
         return x if self.by_layer or alone else cloned(x)
 
     def sources(self, target: int, outputs: Outputs) -> list[Any]:
-        """The outputs that a target needs, aligned: of all its candidates while learning, else of the active ones."""
+        """The outputs that a target needs, aligned."""
         if target not in self.layout.targets:
             return []
-        needed = self.candidates[target] if self.rows is not None else self.masks.sources[target]
-        before = self.layout.before(target)
-        fan_in = self.masks.fan_in[target]
-        return [outputs.source(k, before, fan_in, target) for k in (*self.always, *needed)]
+        before, fan_in = self.layout.before(target), self.masks.fan_in[target]
+        return [outputs.source(k, before, fan_in, target) for k in (*self.always, *self._needed(target))]
 
     def one(self, target: int, sources: list[Any]) -> Any:
         """The input of a target from its sources."""
@@ -87,9 +99,9 @@ class Inputs:
             return scaled_total(sources, scale_S * row) if blended else scaled_total(sources, scale_S, row)
         assert isinstance(self.aggregation, str)
         divisor = divisor_of(self.aggregation, self.masks.fan_in[target])
-        always, chosen = sources[: len(self.always)], sources[len(self.always) :]
-        x = masked_total(row, active, divisor, chosen, self.credit, blended=blended)
-        return self._activated(reduce(torch.add, always, x))
+        if self.always:
+            row, active = torch.cat([row.new_ones(len(self.always)), row]), [True] * len(self.always) + active
+        return self._activated(masked_total(row, active, divisor, sources, self.credit, blended=blended))
 
     def _scale(self, target: int) -> Tensor | None:
         """The learned scales of the candidates of a target."""

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from maskconnect.core.aggregate import straight_through
 from maskconnect.core.binary import BinaryMasks, padded, read_masks, write_mask
-from maskconnect.core.cover import cover
+from maskconnect.core.cover import cover, random_wiring
 from maskconnect.core.sampling import largest, noisy_scores, normalize_, shares
-from maskconnect.core.wiring import Layout, Sources, random_sources
+from maskconnect.core.wiring import Layout, Sources
 from maskconnect.errors import CheckpointError, ConnectivityError
 
 
@@ -160,7 +160,7 @@ class ConnectivityMasks(nn.Module):
     def shape_gradient_(self, kind: str) -> None:
         """Take from the gradient of each mask its mean over candidates; make it 1 long if its direction counts.
 
-        Of kind "none" nothing is left of it.
+        "none" sets it to zero.
         """
         if kind == "plain" or self.real.grad is None:
             return
@@ -196,7 +196,8 @@ class ConnectivityMasks(nn.Module):
 
     def fix_at_random(self, seed: int) -> None:
         """Fix the binary masks to the wiring that `connectivity="random"` has for this seed."""
-        self.fix(random_sources(self.candidates, self._fan_in_T.tolist(), seed))
+        fan_in = self._fan_in_T.tolist()
+        self.fix(random_wiring(self.layout, self.candidates, fan_in, seed, use_all=self.use_all))
 
     def _fix(self, mask_TS: Tensor) -> None:
         self.binary.copy_(mask_TS)

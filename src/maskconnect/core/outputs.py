@@ -9,12 +9,12 @@ from typing import Any
 from torch import Size, Tensor
 
 from maskconnect.core.align import align, leads_through
-from maskconnect.core.residual import combined, described, is_pair
+from maskconnect.core.residual import Pair, combined, in_words, is_pair
 from maskconnect.core.wiring import Layout
 from maskconnect.errors import ConnectivityError
 
 INPUT = -1
-"""What the input of the stack is called among the modules."""
+"""The number that stands for the input of the stack."""
 
 Shapes = list[Size | None]
 """The output shape of every module; None of what is not a tensor, and of nested tensors."""
@@ -29,6 +29,7 @@ class Outputs:
     only_tensors: bool  # the built-in aggregations add, so they need tensors
     known: Shapes | None  # from an earlier pass, for modules that this one does not run
     pairs: bool = False  # whether modules return a residual and a shortcut
+    shared: frozenset[tuple[int, int]] = frozenset()  # modules that several readers of one fan-in read, and that fan-in
     first: Any = None  # the input of the stack
     found: list[Any] = field(default_factory=list)
     joined: dict[tuple[int, int], Tensor] = field(default_factory=dict)  # pairs as one tensor, by module and fan-in
@@ -38,7 +39,7 @@ class Outputs:
         """The next module returned y."""
         if self.pairs and not is_pair(y):
             raise ConnectivityError(
-                f"{self.layout.name(len(self.found))} returned {described(y)}; aggregation='residual' needs a pair of "
+                f"{self.layout.name(len(self.found))} returned {in_words(y)}; aggregation='residual' needs a pair of "
                 "tensors of one shape, (residual, shortcut). Wrap the module: mc.Residual(body, shortcut)."
             )
         self.found.append(y)
@@ -61,10 +62,13 @@ class Outputs:
             return self.first
         if not self.pairs:
             return self.found[k]
-        if (k, fan_in) not in self.joined:
-            residual, shortcut = self.found[k]
-            self.joined[k, fan_in] = combined(residual, shortcut, fan_in)
-        return self.joined[k, fan_in]
+        if (k, fan_in) in self.joined:
+            return self.joined[k, fan_in]
+        residual, shortcut = self.found[k]
+        made = combined(residual, shortcut, fan_in)
+        if (k, fan_in) in self.shared:
+            self.joined[k, fan_in] = made
+        return made
 
     def source(self, k: int, like: int, fan_in: int, target: int | None = None) -> Any:
         """The output of module k in the shape of module `like`'s, for `target` (None: the output of the stack).
@@ -78,10 +82,7 @@ class Outputs:
         y = self.part(k, fan_in)
         if not isinstance(y, Tensor):
             if self.only_tensors:
-                raise ConnectivityError(
-                    f"{self.layout.name(k)} returned a {type(y).__name__}; built-in aggregations need tensors. "
-                    "Pass aggregation=fn(sources, mask)."
-                )
+                raise self._no_tensor(k, y)
             return y
         return y if shape is None or y.shape == shape else self._aligned((k, fan_in), y, k, like, target)
 
@@ -100,6 +101,16 @@ class Outputs:
         else:
             aligned.append(self._align(y, shape, k, like, target))
         return aligned[-1]
+
+    def _no_tensor(self, k: int, y: Any) -> ConnectivityError:
+        if k == INPUT:
+            return ConnectivityError(
+                f"the input of the stack is a {type(y).__name__}; this aggregation needs a tensor."
+            )
+        what = f"{self.layout.name(k)} returned a {type(y).__name__}; "
+        if isinstance(y, Pair):
+            return ConnectivityError(f"{what}use aggregation='residual' for pairs of a residual and a shortcut.")
+        return ConnectivityError(f"{what}built-in aggregations need tensors. Pass aggregation=fn(sources, mask).")
 
     def _shape_of(self, module: int) -> Size | None:
         if self.found[module] is None and self.known is not None:

@@ -131,8 +131,9 @@ def steps_of(stack: MaskedStack, shapes: Shapes, first: Size | None) -> tuple[St
     steps: list[Step] = []
     always: tuple[int, ...] = ()  # what every target reads beside its sources
     if stack.aggregation == "stream":
-        always, shapes = (len(shapes),), [*shapes, first]
-        steps.append(Step(*always, ()))
+        number = len(shapes)
+        always, shapes = (number,), [*shapes, first]
+        steps.append(Step(number, ()))
     aligned: dict[tuple[int, Subsample | Wanted], int] = {}
 
     def reads(sources: Iterable[int], like: int) -> tuple[int, ...]:

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from maskconnect.errors import ConfigError
+from maskconnect.errors import ConfigError, ConnectivityError
 
 if TYPE_CHECKING:
     from maskconnect.core.wiring import Sources
 
 
 class Pair(NamedTuple):
-    """What a residual block returns."""
+    """A residual and a shortcut, as a residual block returns them."""
 
     residual: Tensor
     shortcut: Tensor
@@ -44,31 +44,44 @@ class Residual(nn.Module):
 
     def __init__(self, body: nn.Module, shortcut: nn.Module | None = None) -> None:
         super().__init__()
-        for name, part in (("body", body), ("shortcut", shortcut)):
-            if not isinstance(part, nn.Module) and not (part is None and name == "shortcut"):
-                raise ConfigError(f"{name} is a {type(part).__name__}; it must be an nn.Module.")
+        if not isinstance(body, nn.Module):
+            raise ConfigError(f"body is of type {type(body).__name__}; it must be an nn.Module.")
+        if shortcut is not None and not isinstance(shortcut, nn.Module):
+            raise ConfigError(f"shortcut is of type {type(shortcut).__name__}; it must be an nn.Module.")
         self.residual, self.shortcut = body, nn.Identity() if shortcut is None else shortcut
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Pair:
         """F(x) and S(x); further arguments are for F."""
-        return Pair(self.residual(x, *args, **kwargs), self.shortcut(x))
+        before = version_of(x)
+        residual = self.residual(x, *args, **kwargs)
+        if version_of(x) != before:
+            raise ConnectivityError(
+                "the body of an mc.Residual changed its input in place, which its shortcut reads too; use "
+                "inplace=False in its first layer."
+            )
+        return Pair(residual, self.shortcut(x))
+
+
+def version_of(x: Any) -> int:
+    """A number that grows with every change in place; 0 where nobody counts (inference mode, a compiler)."""
+    counted = isinstance(x, Tensor) and not torch.compiler.is_compiling() and not x.is_inference()
+    return x._version if counted else 0
 
 
 def is_pair(y: Any) -> bool:
     """Whether a block returned a residual and a shortcut of one shape."""
-    return (
-        isinstance(y, tuple)
-        and len(y) == 2
-        and all(isinstance(part, Tensor) for part in y)
-        and (y[0].is_nested or y[0].shape == y[1].shape)
-    )
+    if not isinstance(y, tuple) or len(y) != 2 or not all(isinstance(part, Tensor) for part in y):
+        return False
+    nested = y[0].is_nested, y[1].is_nested
+    return all(nested) or (not any(nested) and y[0].shape == y[1].shape)
 
 
-def described(y: Any) -> str:
-    """What a block returned in the place of a pair, in words."""
-    if isinstance(y, tuple) and len(y) == 2 and all(isinstance(part, Tensor) for part in y):
-        return f"a residual of shape {tuple(y[0].shape)} and a shortcut of shape {tuple(y[1].shape)}"
-    return f"a {type(y).__name__}"
+def in_words(y: Any) -> str:
+    """The output of a block that is not a pair, for an error."""
+    if not isinstance(y, tuple):
+        return f"an output of type {type(y).__name__}"
+    shapes = [tuple(part.shape) if isinstance(part, Tensor) and not part.is_nested else "?" for part in y]
+    return f"a tuple of {len(y)} with shapes {', '.join(map(str, shapes))}"
 
 
 def combined(residual: Tensor, shortcut: Tensor, fan_in: int) -> Tensor:

@@ -51,7 +51,7 @@ class MaskedStack(nn.Module):
             nothing. While learning it gets all candidates and a mask of zeros and ones (blended: of shares); otherwise
             only the active ones and a mask of ones.
         align: `fn(source, shape) -> tensor`, where outputs differ in shape in a way that subsampling and
-            zero-padded channels do not mend. `shape` is the output shape of the module just before the target.
+            zero-padded channels do not handle. `shape` is the output shape of the module just before the target.
         mask_credit: what of a source counts for its mask: the "whole" of it, as in the paper, or what is "new" in it,
             without its part along the join of the target; with "mean", "residual", "sum" and "root" only.
         mask_init: where the real masks start: "uniform", or how much less likely each candidate is than the next nearer

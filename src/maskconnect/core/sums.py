@@ -12,7 +12,7 @@ import torch
 from torch import fx
 from torch.nn import functional as F
 
-from maskconnect.core.graphs import NEVER_IN_PLACE, is_plain
+from maskconnect.core.graphs import ACTIVATIONS, NEVER_IN_PLACE, is_plain
 
 Term = tuple[fx.Node, float]
 """A node, and by what it is multiplied."""
@@ -128,7 +128,11 @@ def share_(network: fx.GraphModule) -> None:
 def _protect_(network: fx.GraphModule) -> None:
     """Give a module that may change its input in place a copy of a sum that others read too."""
     for node in network.graph.nodes:
-        if node.op != "call_module" or is_plain(network.get_submodule(str(node.target)), NEVER_IN_PLACE):
+        if node.op != "call_module":
+            continue
+        module = network.get_submodule(str(node.target))
+        careful = is_plain(module, ACTIVATIONS) and not getattr(module, "inplace", False)
+        if careful or is_plain(module, NEVER_IN_PLACE):
             continue
         for x in node.all_input_nodes:
             if operands(x) is not None and len(x.users) > 1:

@@ -48,12 +48,20 @@ def imagenet_stem(inputs: int, width: int) -> nn.Sequential:
 STEMS = {"cifar": cifar_stem, "mini": mini_stem, "imagenet": imagenet_stem}
 
 
-class Block(Residual):
-    """A residual block as a whole, ReLU(F(x) + S(x)), where the join does not tell its parts apart."""
+class Block(nn.Module):
+    """A whole residual block: ReLU(F(x) + S(x))."""
 
-    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+    def __init__(self, residual: nn.Module, shortcut: nn.Module) -> None:
+        super().__init__()
+        self.residual, self.shortcut = residual, shortcut
+
+    def forward(self, x: Tensor) -> Tensor:
         """The output of the block."""
         return F.relu(self.residual(x) + self.shortcut(x))
+
+
+class ResidualBlock(Residual):
+    """The same block as a pair, F(x) and S(x), built by us: pruning knows how its parts round odd sizes."""
 
 
 class ZeroPadding(nn.Module):
@@ -90,18 +98,18 @@ def bottleneck(inputs: int, width: int, outputs: int, stride: int, *, branches: 
     )
 
 
-def preactivation(layers: nn.Sequential, inputs: int) -> nn.Sequential:
-    """The convolutions of a block, each with a batch norm and a ReLU before it in the place of those after it."""
+def preactivation(layers: nn.Sequential) -> nn.Sequential:
+    """The convolutions of a block in the order batch norm, ReLU, convolution."""
     convs = [layer for layer in layers if isinstance(layer, nn.Conv2d)]
-    widths = [inputs, *(layer.out_channels for layer in convs)]
-    parts = ((nn.BatchNorm2d(width), nn.ReLU(inplace=True), layer) for width, layer in zip(widths, convs, strict=False))
-    return nn.Sequential(*(part for triple in parts for part in triple))
+    return nn.Sequential(
+        *(part for conv in convs for part in (nn.BatchNorm2d(conv.in_channels), nn.ReLU(inplace=True), conv))
+    )
 
 
 class Classifier(nn.Module):
     """Stem, stack, global average pooling, linear classifier; `spec` says what it is.
 
-    Where blocks start with their activation, a last one stands after the stack: `preactivated`.
+    `preactivated` adds a batch norm and a ReLU after the stack, whose blocks have theirs before each convolution.
     """
 
     def __init__(

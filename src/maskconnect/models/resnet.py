@@ -21,12 +21,14 @@ from typing import Any, ClassVar, cast
 
 from torch import nn
 
-from maskconnect.core.residual import Residual, mean_fan_in_of_readers
+from maskconnect.core.arguments import check_credit
+from maskconnect.core.residual import mean_fan_in_of_readers
 from maskconnect.core.stack import MaskedStack
 from maskconnect.models.blocks import (
     STEMS,
     Block,
     Classifier,
+    ResidualBlock,
     ZeroPadding,
     basic,
     bottleneck,
@@ -52,6 +54,7 @@ class ResNetSpec(Spec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_credit(self.mask_credit, self.aggregation)
         assert self.stages  # checks the depth
 
 
@@ -69,12 +72,12 @@ def build_resnet(spec: ResNetSpec) -> Classifier:
                 basic(inputs, outputs, stride) if expansion == 1 else bottleneck(inputs, outputs // 4, outputs, stride)
             )
             if spec.aggregation == "stream":
-                blocks.append(preactivation(layers, inputs))
+                blocks.append(preactivation(layers))
             else:
                 shortcut: nn.Module = nn.Identity()
                 if inputs != outputs:
                     shortcut = projection(inputs, outputs, stride) if imagenet else ZeroPadding(inputs, outputs, stride)
-                kind = Residual if spec.aggregation == "residual" else Block
+                kind = ResidualBlock if spec.aggregation == "residual" else Block
                 blocks.append(kind(layers, shortcut))
             inputs = outputs
     stack = MaskedStack(
@@ -93,7 +96,10 @@ def build_resnet(spec: ResNetSpec) -> Classifier:
 
 
 def start_scales_(stack: MaskedStack) -> None:
-    """Start the last batch norm of a block at 1/K, for K of them will be summed; at 1 where one alone is read (D1)."""
+    """Start the last batch norm of a block at 1/K, as K residuals will be summed (D1).
+
+    K is the mean over the targets that may read the block; 1 for the last block, which none may.
+    """
     readers = mean_fan_in_of_readers(stack.masks.candidates, stack.masks.fan_in.tolist())
     for block, fan_in in zip(stack.flat(), readers, strict=True):
         norm = cast(nn.BatchNorm2d, cast(nn.Sequential, block.residual)[-1])
@@ -124,7 +130,7 @@ def resnet(
         aggregation: how the blocks that a block reads are joined (D1): "mean" of whole blocks; "residual", residuals
             summed and shortcuts averaged, as in `mc.resnext`; "stream", the stem plus residuals, with activations
             first; "root" (the sum over the root of K), "scaled" (a learned factor per connection, at first 1/K), or
-            "sum" as the paper writes it, which explodes. With "prev", all but "stream" are plain ResNet.
+            "sum" as the paper writes it, which explodes.
         stem: "cifar" (3x3), "mini" (3x3 and a max pool) or "imagenet" (7x7 and a max pool, bottleneck blocks).
         in_channels: of the images.
         mask_init, mask_credit, use_all: where the real masks start, what they learn by, and whether every block is to

@@ -56,6 +56,7 @@ class ResNeXtSpec(Spec):
         positive("width", self.width)
         positive("cardinality", self.cardinality)
         one_of("norm", self.norm, NORMS)
+        one_of("mask_credit", self.mask_credit, ("whole",))
         if self.norm == "sum" and self.aggregation != "residual":
             raise ConfigError(
                 f"norm='sum' normalises the sum of residuals, which aggregation={self.aggregation!r} does not form; "

@@ -146,7 +146,9 @@ class Training:
     weight_decay: float
     momentum: float = 0.9
     nesterov: bool = False
-    mask_gradient: str = "plain"  # what masks are updated with: "plain" as in the paper, "centred", "direction"; "none"
+    mask_gradient: str = (
+        "plain"  # what masks are updated with: "plain" as in the paper, "centred", "direction"; "none": never
+    )
     mask_momentum: float = 0.0
     norm_group: int | None = None  # batch norm sees so many images at a time, as on one GPU of the paper; else all
     accumulate: int = 1  # a batch goes through the network in so many parts, to save memory
@@ -232,6 +234,14 @@ class Recipe:
         if self.model.connectivity == "learned" and not learning[0]:
             raise ConfigError(
                 f"model.connectivity is 'learned', but phase.{found[0]}.mask_lr is 0; set it, to 0.3 perhaps."
+            )
+
+        if self.training.mask_gradient == "none" and any(
+            p.blend or 0 in (p.temperature, p.cool_to) for p in self.phase
+        ):
+            raise ConfigError(
+                "training.mask_gradient is 'none', a control that draws from uniform masks; set blend to false, and "
+                "temperature and cool_to above 0."
             )
 
     @property
