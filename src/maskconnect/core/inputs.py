@@ -41,7 +41,7 @@ class Inputs:
     def outputs(self, x: Any, align: Callable[[Tensor, Size], Tensor] | None, known: Shapes | None) -> Outputs:
         """A place for the outputs of this pass, whose input is x."""
         pairs, tensors = self.aggregation == "residual", not callable(self.aggregation)
-        shared = self._shared() if pairs else frozenset[tuple[int, int]]()
+        shared: frozenset[tuple[int, int]] = self._shared() if pairs else frozenset()
         return Outputs(self.layout, align, only_tensors=tensors, known=known, pairs=pairs, shared=shared, first=x)
 
     def _shared(self) -> frozenset[tuple[int, int]]:
