@@ -1,6 +1,7 @@
 """`maskconnect reproduce`: the paper's tables and figures, with our numbers beside its own."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,7 @@ from maskconnect.experiments import paper
 from maskconnect.experiments import record as record_module
 from maskconnect.experiments.architectures import NETWORKS, architecture
 from maskconnect.experiments.controls import controls_of, shuffled, wired_cells, with_controls
+from maskconnect.experiments.kept import of_file
 from maskconnect.experiments.layout import table_of
 from maskconnect.experiments.paper import EXPERIMENTS, Experiment, Row, recipes_of
 from maskconnect.experiments.record import OPENING, record
@@ -287,6 +289,43 @@ def test_results_with_gaps_replace_nothing(type_in, tmp_path, monkeypatch):
     assert "fine numbers" in (tmp_path / "results.md").read_text()
 
 
+@pytest.mark.slow
+def test_show_only_trains_nothing_and_shows_what_is_kept_with_its_gaps(type_in, tmp_path, monkeypatch):
+    runs.tiny(tmp_path)
+    short = tuple(f"phase.{name}.epochs=1" for name in ("learn", "freeze", "fine", "finer"))
+    rows = (Row("tiny.toml", (*short, "model.connectivity=prev")), Row("tiny.toml", short))
+    monkeypatch.setitem(EXPERIMENTS, "table1", Experiment(name="table1", title="t", shows="table", paper=rows, seeds=2))
+    words = ["reproduce", "table1", "--controls", "shuffled,draws", "--keep", "kept"]
+    code, said, errors = type_in(*words, "--out", "out", "--results", "whole.md", "--jobs", "2")
+    assert (code, errors) == (0, "")
+    shutil.rmtree(tmp_path / "out")
+    code, _, errors = type_in(*words, "--show-only", "--results", "shown.md")
+    assert (code, errors) == (0, "")
+    assert not (tmp_path / "out").exists()
+    whole, shown = (_rows((tmp_path / name).read_text()) for name in ("whole.md", "shown.md"))
+    assert shown == whole
+    assert len(shown) == 4
+    kept = {path: of_file(path).recipe for path in (tmp_path / "kept").iterdir()}
+    (gone,) = (path for path, recipe in kept.items() if recipe.model.connectivity == "prev" and recipe.seed == 1)
+    gone.unlink()
+    code, said, errors = type_in(*words, "--show-only", "--results", "shown.md")
+    assert (code, errors) == (0, "")
+    assert "1 of 8 runs are missing." in said
+    assert "1 of 2" in _rows((tmp_path / "shown.md").read_text())[0]
+
+
+def _rows(text):
+    return [line for line in text.splitlines() if line.startswith("| ") and not line.startswith(("| model", "| ---"))]
+
+
+def test_show_only_of_nothing_is_a_table_of_gaps(type_in, tmp_path):
+    code, said, errors = type_in("reproduce", "table1", "--show-only", "--seeds", "1", "--keep", "nowhere")
+    assert (code, errors) == (0, "")
+    assert said.count("no result") == 10
+    assert "10 of 10 runs are missing." in said
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_overhead_is_timed_beside_the_papers(type_in, tmp_path, monkeypatch):
     monkeypatch.setattr(reproduce, "OVERHEAD", {"resnet38": 1.13})
     monkeypatch.setattr(steps, "interleaved", lambda made, *_, **__: {name: Times((1.0, 1.1)) for name in made})
@@ -304,7 +343,7 @@ def test_the_list_says_what_each_costs(type_in):
     code, said, _ = type_in("reproduce")
     assert code == 0
     lines = {line.split()[0]: line for line in said.splitlines()}
-    assert "36 runs of 80 epochs" in lines["table1"]
+    assert "40 runs of 80 epochs" in lines["table1"]
     assert "68 runs of 80 epochs" in lines["fig2"]
     assert list(lines)[1:] == [*EXPERIMENTS, "overhead", *NETWORKS]
 
@@ -320,6 +359,7 @@ def test_the_list_says_what_each_costs(type_in):
         (["table1", "--results", "nowhere/results.md"], "there is no folder nowhere"),
         (["overhead", "--results", "nowhere/results.md"], "there is no folder nowhere"),
         (["overhead", "--engine", "slrum"], "--engine is for experiments that train; overhead is none"),
+        (["table6", "--show-only"], "--show-only is for experiments that train; table6 is none"),
         (["table6", "--results", "results.md"], "--results is for experiments that train; table6 is none"),
     ],
 )

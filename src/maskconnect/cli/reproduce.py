@@ -16,12 +16,14 @@ from maskconnect.cli.verb import add_verb
 from maskconnect.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
+    from maskconnect.experiments.grid import Cell
     from maskconnect.experiments.paper import Experiment
     from maskconnect.experiments.sweep import Outcome
 
 EXAMPLE = """reproduce                                              what there is, and what it costs
   maskconnect reproduce table1 --scale quick --data data --jobs 2    at a size for two cores
   maskconnect reproduce table1 --data data                           the paper's own experiment
+  maskconnect reproduce table1 --keep kept --show-only               train nothing: the table of what is kept
   maskconnect reproduce table6                                       architectures, as they are built
 
 The same command again goes on: runs that have ended are not run again."""
@@ -47,6 +49,9 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
         help="also random, retrained, shuffled, draws, sum; see docs/claims.md",
     )
     parser.add_argument("--results", type=Path, metavar="FILE", help="also keep the table in this Markdown file")
+    parser.add_argument(
+        "--show-only", action="store_true", help="train nothing: show what is kept or has ended, with gaps"
+    )
     add_keep(parser)
     add_engine(parser)
     add_options(parser)
@@ -64,7 +69,11 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.name in (*NETWORKS, "overhead"):
         given = {"--engine": args.engine != "local", "--slurm": args.slurm, "--jobs": args.jobs, "--seeds": args.seeds}
-        given |= {"--controls": args.controls, "--results": args.name in NETWORKS and args.results}
+        given |= {
+            "--controls": args.controls,
+            "--show-only": args.show_only,
+            "--results": args.name in NETWORKS and args.results,
+        }
         if wrong := next((option for option, there in given.items() if there), None):
             raise ConfigError(f"{wrong} is for experiments that train; {args.name} is none.")
         show_architectures(args.name) if args.name in NETWORKS else show_overhead(args)
@@ -154,7 +163,7 @@ def reproduce(experiment: Experiment, args: argparse.Namespace) -> int:
     from maskconnect.experiments.grid import seeds_of
     from maskconnect.experiments.kept import Kept
     from maskconnect.experiments.record import check_place
-    from maskconnect.experiments.sweep import run_cells
+    from maskconnect.experiments.sweep import found_cells, run_cells
     from maskconnect.training.show import usual
     from maskconnect.training.stop import Stopped
 
@@ -170,19 +179,25 @@ def reproduce(experiment: Experiment, args: argparse.Namespace) -> int:
     print(f"{experiment.title}, {args.scale} scale", flush=True)
     ours = {"experiment": experiment.name, "scale": args.scale}
     kept = None if args.keep is None else Kept(args.keep)
+
+    def find(cells: Sequence[Cell]) -> list[Outcome]:
+        if args.show_only:
+            return found_cells(cells, out, kept)
+        return run_cells(cells, out, ours, engine=engine, show=usual(), kept=kept)
+
     try:
-        outcomes = run_cells(cells, out, ours, engine=engine, show=usual(), kept=kept)
-        more, gaps = wired_cells(rows, outcomes, out)
+        outcomes = find(cells)
+        more, gaps = wired_cells(rows, outcomes, out, write=not args.show_only)
         outcomes += gaps
         if more:
-            outcomes += run_cells(more, out, ours, engine=engine, show=usual(), kept=kept)
+            outcomes += find(more)
     except Stopped as stopped:
         print(f"stopped by {stopped}; all is saved. The same command again goes on.", flush=True)
         return stopped.exit_code
     place = {row.name: number for number, row in enumerate(rows)}
     outcomes.sort(key=lambda outcome: place[outcome.cell.values[0]])
     show_result(experiment, outcomes, out, args)
-    return 1 if any(outcome.summary is None for outcome in outcomes) else 0
+    return 1 if not args.show_only and any(outcome.summary is None for outcome in outcomes) else 0
 
 
 def show_result(experiment: Experiment, outcomes: Sequence[Outcome], out: Path, args: argparse.Namespace) -> None:
@@ -196,21 +211,23 @@ def show_result(experiment: Experiment, outcomes: Sequence[Outcome], out: Path, 
     table = table_of(title, outcomes, scale=args.scale, compared=compared)
     lines = provenance(outcomes, command())
     kept = "\n".join([table.markdown(), *(f"- {line}" for line in lines), ""])
-    written = {
-        f"{experiment.name}.md": kept,
-        f"{experiment.name}.csv": table.csv(),
-        f"{experiment.name}.tex": table.latex(),
-    }
-    for name, text in written.items():
-        write_atomically(out / name, text)
     print()
     show_table(table.head, table.rows, right=range(2, 7))
     print("\n" + "\n".join(table.notes))
-    folders = [outcome.folder for outcome in outcomes if outcome.summary is not None and outcome.folder.is_dir()]
-    figures = draw(experiment, folders, out, args.scale)
-    print(f"\nIn {out}: {', '.join([*written, *figures])}. To look at the runs:")
-    print(f"  {program()} report {shlex.quote(str(out))} --out report")
-    if args.results is not None and all(outcome.summary is not None for outcome in outcomes):
+    if not args.show_only:
+        written = {
+            f"{experiment.name}.md": kept,
+            f"{experiment.name}.csv": table.csv(),
+            f"{experiment.name}.tex": table.latex(),
+        }
+        for name, text in written.items():
+            write_atomically(out / name, text)
+        folders = [outcome.folder for outcome in outcomes if outcome.summary is not None and outcome.folder.is_dir()]
+        figures = draw(experiment, folders, out, args.scale)
+        print(f"\nIn {out}: {', '.join([*written, *figures])}. To look at the runs:")
+        print(f"  {program()} report {shlex.quote(str(out))} --out report")
+    whole = all(outcome.summary is not None for outcome in outcomes)
+    if args.results is not None and (whole or args.show_only):
         record(args.results, experiment.name, args.scale, table, lines)
         print(f"Kept in {args.results}.")
     elif args.results is not None:

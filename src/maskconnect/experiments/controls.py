@@ -71,8 +71,13 @@ def _control(row: Row, name: str) -> Row:
     return Row(row.recipe, row.settings, control=name, label=f"{words[name]}, K={fan_in_of(model)}")
 
 
-def wired_cells(rows: Iterable[Row], outcomes: Sequence[Outcome], out: Path) -> tuple[list[Cell], list[Outcome]]:
-    """The runs of controls that train a learned wiring; and, for seeds whose wiring is not there, gaps."""
+def wired_cells(
+    rows: Iterable[Row], outcomes: Sequence[Outcome], out: Path, *, write: bool = True
+) -> tuple[list[Cell], list[Outcome]]:
+    """The runs of controls that train a learned wiring; and, for seeds whose wiring is not there, gaps.
+
+    To run them, their wirings are written to `out`.
+    """
     cells, gaps = [], []
     for row in rows:
         if row.needs_wiring:
@@ -82,20 +87,21 @@ def wired_cells(rows: Iterable[Row], outcomes: Sequence[Outcome], out: Path) -> 
                 try:
                     if outcome.summary is None:
                         raise ConfigError(f"{outcome.cell.name}, whose wiring it takes, has no result")
-                    cells.append(_wired(row, cell, outcome, out))
+                    cells.append(_wired(row, cell, outcome, out, write=write))
                 except MaskConnectError as error:
                     gaps.append(Outcome(cell, out / cell.name, None, str(error)))
     return cells, gaps
 
 
-def _wired(row: Row, cell: Cell, outcome: Outcome, out: Path) -> Cell:
+def _wired(row: Row, cell: Cell, outcome: Outcome, out: Path, *, write: bool) -> Cell:
     seed, layout = outcome.cell.recipe.seed, outcome.cell.recipe.model.layout()
     plain = outcome.result.wiring if outcome.result else RunFolder(outcome.folder).json("wiring.json")
     if row.control == "shuffled":
         plain = layout.to_plain(shuffled(layout, layout.from_plain(plain, what="wiring.json"), seed))
     place = out / WIRINGS / f"{cell.name}.json"
-    place.parent.mkdir(exist_ok=True)
-    write_atomically(place, json.dumps(plain) + "\n")
+    if write:
+        place.parent.mkdir(exist_ok=True)
+        write_atomically(place, json.dumps(plain) + "\n")
     recipe = replace(cell.recipe, model=replace(cell.recipe.model, connectivity=plain))
     return replace(cell, recipe=recipe, extra=("--wiring", str(place)))
 

@@ -20,7 +20,7 @@ from maskconnect.training.files import write_atomically
 from maskconnect.training.folder import DATA, RunFolder, find_runs
 
 FORMAT = 1
-STARTS = ("time", "commit", "device", "cpu", "cuda", "threads", "torch")
+STARTS = ("time", "commit", "device", "precision", "cpu", "cuda", "threads", "torch")
 """What is kept of how a run was started."""
 
 

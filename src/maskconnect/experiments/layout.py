@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from maskconnect.experiments.sweep import Outcome
+from maskconnect.experiments.sweep import NOT_RUN, Outcome
 from maskconnect.recipes.naming import network_name, wiring_name
 from maskconnect.recipes.schema import Paper
 from maskconnect.training.statistics import difference_by_seed, statistic
@@ -91,7 +91,11 @@ def table_of(title: str, outcomes: Sequence[Outcome], *, scale: str, compared: b
         *("model", "connectivity", "ours: best (mean ± std)", "n", "paper"),
         *("parameters (paper)", "after pruning (paper)", "against the baseline, 95 % interval"),
     )
-    failed = tuple(_line(f"{o.cell.name} has no result: {o.why}") for o in outcomes if o.summary is None)
+    failed = [
+        _line(f"{o.cell.name} has no result: {o.why}") for o in outcomes if o.summary is None and o.why != NOT_RUN
+    ]
+    if missing := sum(o.summary is None and o.why == NOT_RUN for o in outcomes):
+        failed.append(f"{missing} of {len(outcomes)} runs are missing.")
     if not compared:
         head, rows = head[:-1], [row[:-1] for row in rows]
     return Table(title, head, tuple(rows), (*((QUICK,) if scale == "quick" else ()), *NOTES, *failed), scale)

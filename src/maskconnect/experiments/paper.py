@@ -70,7 +70,10 @@ def _networks(pattern: str, networks: tuple[str, ...], kinds: tuple[str, ...]) -
     return tuple(Row(pattern.format(network, kind)) for network in networks for kind in kinds)
 
 
-TABLE1 = _networks("paper/cifar100-resnet{}-{}", ("38", "74", "110"), ("prev", "random", "learned"))
+TABLE1 = (
+    *_rows("paper/cifar100-resnet38-{}", "prev", "random", "full", "learned"),
+    *_networks("paper/cifar100-resnet{}-{}", ("74", "110"), ("prev", "random", "learned")),
+)
 TABLE2 = _networks("paper/cifar100-resnext{}-{}", ("29-8-8", "29-64-8"), ("full", "learned-k1", "learned-k4", "random"))
 TABLE3 = _networks("paper/imagenet-resnext{}-{}", ("50-4-32", "101-4-32", "101-4-64"), ("full", "learned"))
 TABLE4 = _networks("paper/cifar10-resnext{}-{}", ("20-4-8", "29-4-8", "29-8-8", "29-64-8"), ("full", "learned"))

@@ -62,7 +62,8 @@ def _commit(start: dict[str, Any]) -> str:
 
 def _machine(start: dict[str, Any]) -> str:
     where = start.get("cuda") if start.get("device") != "cpu" and start.get("cuda") else f"CPU {start.get('cpu')}"
-    return f"{where}, {start.get('threads')} threads, torch {start.get('torch')}"
+    precision = f", {start['precision']}" if "precision" in start else ""
+    return f"{where}{precision}, {start.get('threads')} threads, torch {start.get('torch')}"
 
 
 def check_place(place: Path) -> str:

@@ -30,6 +30,9 @@ GRACE = 20.0
 """Seconds that runs have to save when something has gone wrong here."""
 
 
+NOT_RUN = "it has not been run"
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What became of a cell."""
@@ -87,6 +90,13 @@ def run_cells(
         stack.enter_context(show)
         failed = Runner(engine, out, todo, len(cells), show, requests, kept).run()
     return [_outcome(cell, out, failed, kept) for cell in cells]
+
+
+def found_cells(cells: Sequence[Cell], out: Path, kept: Kept | None = None) -> list[Outcome]:
+    """What is known of some cells, from results that are kept and runs that have ended; nothing is run."""
+    there = {cell.name for cell in cells if _is_kept(cell, kept) or RunFolder(out / cell.name).finished}
+    missing = {cell.name: NOT_RUN for cell in cells if cell.name not in there}
+    return [_outcome(cell, out, missing, kept) for cell in cells]
 
 
 def claim(ours: dict[str, Any], out: Path, stack: ExitStack) -> None:
