@@ -31,7 +31,9 @@ def test_every_row_of_a_table_of_the_paper_is_in_the_experiment_of_that_name():
     for number in range(1, 6):
         rows = [row.recipe for row in EXPERIMENTS[f"table{number}"].paper]
         assert len(set(rows)) == len(rows)
-        assert set(rows) == {name for name, found in stated.items() if found.where == f"table {number}"}
+        of_paper = {row for row in rows if stated[row] is not None}
+        assert of_paper == {name for name, found in stated.items() if found and found.where == f"table {number}"}
+        assert set(rows) - of_paper == ({"paper/cifar100-resnet38-full"} if number == 1 else set())
     used = {row.recipe for experiment in EXPERIMENTS.values() for row in experiment.paper}
     assert used == set(stated), "each recipe of the paper is used"
 
