@@ -37,6 +37,9 @@ class Residual(nn.Module):
 
         mc.MaskedStack([mc.Residual(body) for body in bodies], fan_in=4, aggregation="residual")
 
+    A ReLU follows the join. Bodies that start with a norm or an activation want none: pass them to a stack with
+    `aggregation="stream"`, without this wrapper.
+
     Args:
         body: F, what the block adds to its input.
         shortcut: S, what the block passes on: by default its input. Needed where `body` changes the shape.
