@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from maskconnect.core.aggregate import straight_through
 from maskconnect.core.binary import BinaryMasks, padded, read_masks, write_mask
 from maskconnect.core.cover import cover, random_wiring
+from maskconnect.core.residual import version_of
 from maskconnect.core.sampling import largest, noisy_scores, normalize_, shares
 from maskconnect.core.wiring import Layout, Sources
 from maskconnect.errors import CheckpointError, ConnectivityError
@@ -81,7 +82,7 @@ class ConnectivityMasks(nn.Module):
         """
         if torch.compiler.is_compiling() or self.frozen.is_meta:
             return self._fixed
-        seen = _version(self.frozen), _version(self.binary)
+        seen = version_of(self.frozen), version_of(self.binary)
         if self._seen is None or seen[0] != self._seen[0] or (self._fixed is not None and seen != self._seen):
             self._read_buffers()
         return self._fixed
@@ -209,7 +210,7 @@ class ConnectivityMasks(nn.Module):
         fixed = self._meaning(self._checked(self.binary.cpu())) if self.frozen else None
         if (fixed is None) != (self._fixed is None):
             self.real.requires_grad_(fixed is None)
-        self._fixed, self._seen = fixed, (_version(self.frozen), _version(self.binary))
+        self._fixed, self._seen = fixed, (version_of(self.frozen), version_of(self.binary))
 
     def _checked(self, mask_TS: Tensor) -> Tensor:
         if (mask_TS & ~self._candidate_TS).any() or not torch.equal(mask_TS.sum(dim=1), self._fan_in_T):
@@ -278,8 +279,3 @@ class ConnectivityMasks(nn.Module):
         """What `print(model)` says of the masks."""
         state = "frozen" if self.is_frozen else "learning"
         return f"{len(self._fan_in_T)} targets, {self.entries} candidate connections, {state}"
-
-
-def _version(tensor: Tensor) -> int:
-    """A number that grows with every change in place; a tensor made in inference mode does not count."""
-    return 0 if tensor.is_inference() else tensor._version
