@@ -22,8 +22,7 @@ def show_summary(summary: dict[str, Any], recipe: Recipe, out: Path) -> None:
     ]
     if summary["freeze"]:
         drawn, frozen = (summary["freeze"][key]["top1"] for key in ("drawn", "frozen"))
-        wiring = "a random wiring" if recipe.training.mask_gradient == "none" else "top-K"
-        rows.append((f"at the freeze: drawn masks, {wiring}", f"{drawn:.2f} %, {frozen:.2f} %"))
+        rows.append((f"at the freeze: drawn masks, {recipe.frozen_to}", f"{drawn:.2f} %, {frozen:.2f} %"))
     if recipe.paper is not None and recipe.paper.accuracy is not None:
         rows.append((f"the paper ({recipe.paper.where})", f"{recipe.paper.accuracy:.2f} %"))
     rows.append(("parameters", f"{parameters['weights']:,}"))

@@ -254,6 +254,11 @@ class Recipe:
         """Whether connectivity is learned, or fixed from the start."""
         return bool(self.model.connectivity == "learned")
 
+    @property
+    def frozen_to(self) -> str:
+        """The wiring that masks are frozen to, in words."""
+        return "a random wiring" if self.training.mask_gradient == "none" else "top-K"
+
 
 def _at_least(least: int, name: str, found: object) -> None:
     if integer(name, found) < least:

@@ -100,8 +100,7 @@ def facts(run: Run) -> list[tuple[str, str]]:
         found.append((f"the paper, {run.recipe.paper.where}", f"{paper_accuracy(run.recipe.paper)} %"))
     if summary["freeze"]:
         drawn, frozen = (summary["freeze"][key]["top1"] for key in ("drawn", "frozen"))
-        wiring = "a random wiring" if run.recipe.training.mask_gradient == "none" else "top-K"
-        found.append((f"at the freeze: drawn masks → {wiring}", f"{drawn:.2f} → {frozen:.2f} %"))
+        found.append((f"at the freeze: drawn masks → {run.recipe.frozen_to}", f"{drawn:.2f} → {frozen:.2f} %"))
     found.append(("parameters", f"{parameters['weights']:,}"))
     found.append(("after pruning", f"{parameters['pruned']:,}"))
     if parameters["pruned_one_step"] != parameters["pruned"]:
