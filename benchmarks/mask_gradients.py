@@ -2,7 +2,7 @@
 
 `quick/cifar100` is trained with uniform masks that do not move. Printed are, for every block, the mean gradient of each
 candidate over the steps of some epochs, the mean length of what that candidate brings, and how the two are correlated;
-then the same with `mask_credit="new"`.
+then the same with `credit="new"`.
 
     python benchmarks/mask_gradients.py --data data
 """
@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 import maskconnect as mc
 from maskconnect.core.aggregate import masked_total
-from maskconnect.core.loop import masks_of
+from maskconnect.core.lookup import masks_of
 from maskconnect.recipes import load
 from maskconnect.training import images
 from maskconnect.training.options import Options, prepare
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     for credit in ("whole", "new"):
-        print(f"mask_credit={credit!r}: mean gradients, in thousandths, and in brackets the length of each candidate")
+        print(f"credit={credit!r}: mean gradients, in thousandths, and in brackets the length of each candidate")
         for block, (gradient_S, length_S) in measure(credit, args.data, args.epochs, args.seed).items():
             pairs = zip(gradient_S.tolist(), length_S.tolist(), strict=True)
             found = " ".join(f"{1e3 * gradient:+.2f} ({length:.0f})" for gradient, length in pairs)
@@ -51,9 +51,10 @@ def measure(credit: str, data: Path, epochs: int, seed: int) -> dict[int, tuple[
     prepare(options)
     batches = images.prepare(recipe, options, torch.device("cpu")).train
     torch.manual_seed(seed)
-    model = mc.resnet(recipe.model.depth, 20, recipe.model.fan_in, mask_credit=credit, seed=seed)
+    model = mc.resnet(recipe.model.depth, 20, recipe.model.fan_in, seed=seed)
     groups = mc.param_groups(model, lr=recipe.phase[0].lr, mask_lr=0.0, weight_decay=recipe.training.weight_decay)
     optimizer = torch.optim.SGD(groups, momentum=recipe.training.momentum)
+    mc.attach(optimizer, model, mc.Draw(credit=credit))
     (masks,) = masks_of(model)
     lengths: defaultdict[int, list[Tensor]] = defaultdict(list)
 

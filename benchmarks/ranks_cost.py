@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import maskconnect as mc
 from maskconnect.models.synced import synchronise_norms_
-from maskconnect.training.evaluate import average_statistics_
+from maskconnect.training.norms import average_statistics_
 from maskconnect.training.ranks import averaged, join, leave
 
 HERE = Path(__file__).parent

@@ -19,7 +19,7 @@ from torch import nn
 
 from maskconnect.models import build
 from maskconnect.recipes import load
-from maskconnect.training.evaluate import statistics
+from maskconnect.training.norms import statistics
 
 HERE = Path(__file__).parent
 RECIPES = (

@@ -29,23 +29,23 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import maskconnect as mc
-from maskconnect.core.loop import masks_of
-from maskconnect.core.sampling import cooled
+from maskconnect.core.learning import Learning
+from maskconnect.core.lookup import masks_of
 from maskconnect.experiments.grid import seeds_of
 from maskconnect.experiments.layout import Table
 from maskconnect.recipes import load
 from maskconnect.report.differences import Row, write_differences
 from maskconnect.training import images
-from maskconnect.training.evaluate import predict
 from maskconnect.training.files import write_atomically
 from maskconnect.training.options import Options, prepare
+from maskconnect.training.predictions import predict
 from maskconnect.training.statistics import difference_by_seed, statistic
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "evidence" / "benchmarks"
 WIDTH, LAYERS, FAN_IN = 32, 3, 2
 RATES = (0.1, 0.1, 0.01, 0.001)  # of the phases: learn, freeze, fine, finer
 NAMES = ("3x3", "3x3 dilated", "1x1", "depthwise", "average", "maximum", "as it is", "mean of all")
-BLEND = {"mask_lr": 3.0, "mask_credit": "new", "cooled": True, "blend": True}
+BLEND = {"mask_lr": 3.0, "credit": "new", "blend": True}
 DIRECTION = {**BLEND, "mask_lr": 0.03, "gradient": "direction"}
 ROWS: dict[str, dict[str, Any]] = {
     "Fixed-Random, K=2": {"connectivity": "random"},
@@ -53,13 +53,13 @@ ROWS: dict[str, dict[str, Any]] = {
     "Fixed-Prev, K=1 (3x3 on 3x3)": {"connectivity": "prev"},
     "Learned, K=2, as in the paper": {"mask_lr": 0.3},
     "Learned, K=2, rate 3, cooled": {"mask_lr": 3.0, "cooled": True},
-    "Learned, K=2, rate 3, blend": {"mask_lr": 3.0, "cooled": True, "blend": True},
-    "Learned, K=2, new, rate 3, cooled": {"mask_lr": 3.0, "mask_credit": "new", "cooled": True},
+    "Learned, K=2, rate 3, blend": {"mask_lr": 3.0, "blend": True},
+    "Learned, K=2, new, rate 3, cooled": {"mask_lr": 3.0, "credit": "new", "cooled": True},
     "Learned, K=2, new, rate 3, blend": BLEND,
     "Learned, K=2, new, rate 1, blend": {**BLEND, "mask_lr": 1.0},
     "Learned, K=2, new, rate 10, blend": {**BLEND, "mask_lr": 10.0},
     "Learned, K=2, new, direction, blend": DIRECTION,
-    "Learned, K=2, new, direction, blend, even": {**DIRECTION, "even": 0.1},
+    "Learned, K=2, new, direction, blend, even": {**DIRECTION, "uniform_floor": 0.1},
     "Learned, K=2, new, rate 3, blend, late": {**BLEND, "held": 2},  # masks are held for two epochs, uniform
     "Learned, K=2, new, rate 3, blend, long": {**BLEND, "epochs": (7, 1, 1, 1)},
     "Given: what direction, blend has learned": {"again": "Learned, K=2, new, direction, blend"},
@@ -157,14 +157,20 @@ class Plan:
 
     connectivity: str | list[Any] = "learned"
     again: str | None = None  # the row whose wiring, of the same seed, is trained from scratch
-    mask_credit: str = "whole"
+    credit: str = "whole"
     mask_lr: float = 0.0
     gradient: str = "plain"
     cooled: bool = False
     blend: bool = False
-    even: float = 0.0
+    uniform_floor: float = 0.0
     held: int = 0  # for how many epochs masks stay as they are first, and the temperature too
     epochs: tuple[int, ...] = (4, 4, 1, 1)
+
+    def how(self, steps: int) -> Learning:
+        """How masks learn for this number of steps."""
+        if self.blend:
+            return mc.Blend(steps=steps, gradient=self.gradient, credit=self.credit, uniform_floor=self.uniform_floor)
+        return mc.Draw(steps=steps if self.cooled else None, gradient=self.gradient, credit=self.credit)
 
 
 def planned(row: str, seed: int, found: Results) -> Plan | None:
@@ -181,26 +187,24 @@ def train(name: str, plan: Plan, seed: int, data: Path) -> dict[str, Any]:
     recipe, how = load(name, [f"seed={seed}"]), Options(device="cpu", threads=1, data=data)
     machine = prepare(how)
     given = images.prepare(recipe, how, torch.device("cpu"))
-    model = network(len(given.classes), seed, connectivity=plan.connectivity, mask_credit=plan.mask_credit)
+    model = network(len(given.classes), seed, connectivity=plan.connectivity)
     (masks,) = masks_of(model)
-    masks.blend, masks.even = plan.blend, plan.even
     groups = mc.param_groups(model, lr=0.0, mask_lr=plan.mask_lr, weight_decay=recipe.training.weight_decay)
     optimizer = torch.optim.SGD(groups, momentum=recipe.training.momentum)
-    mc.attach(optimizer, model, gradient=plan.gradient)
     first, held = 0, plan.held * len(given.train)
+    mc.attach(optimizer, model, plan.how(plan.epochs[0] * len(given.train) - held))
     for phase, (epochs, lr) in enumerate(zip(plan.epochs, RATES, strict=True)):
         if phase == 1:
             mc.freeze(model)
         optimizer.param_groups[0]["lr"] = lr  # of the weights
-        steps = epochs * len(given.train)
         for step, (x, y) in enumerate(chain.from_iterable(map(given.train.epoch, range(first, first + epochs)))):
-            if plan.cooled:
-                masks.temperature = cooled(1.0, 0.0, max(0, step - held), steps - held) if phase == 0 else 1.0
             if plan.mask_lr:
                 optimizer.param_groups[1]["lr"] = plan.mask_lr if step >= held else 0.0
             optimizer.zero_grad()
             F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
+            if step < held:
+                masks.progress.zero_()
         first += epochs
     assert given.validation is not None
     parts = {"validation": given.validation, "test": given.test}

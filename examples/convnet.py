@@ -40,7 +40,7 @@ def train(connectivity="learned", seed=0, mask_lr=0.03, epochs=12, blend=True):
     torch.manual_seed(seed)
     model = network(connectivity, seed)
     optimizer = torch.optim.SGD(mc.param_groups(model, lr=0.05, mask_lr=mask_lr, weight_decay=1e-4), momentum=0.9)
-    mc.attach(optimizer, model, steps=epochs // 2 * 20 if blend else None)
+    mc.attach(optimizer, model, mc.Blend(steps=epochs // 2 * 20) if blend else mc.Draw())
     for epoch in range(epochs):
         if epoch == epochs // 2:
             mc.freeze(model)

@@ -38,7 +38,7 @@ def train(connectivity="learned", seed=0, epochs=16):
     torch.manual_seed(seed)
     model = network(connectivity, seed)
     optimizer = torch.optim.SGD(mc.param_groups(model, lr=0.05, mask_lr=0.03), momentum=0.9)
-    mc.attach(optimizer, model, steps=epochs // 2 * 20)
+    mc.attach(optimizer, model, mc.Blend(steps=epochs // 2 * 20))
     for epoch in range(epochs):
         if epoch == epochs // 2:
             mc.freeze(model)

@@ -41,7 +41,7 @@ def train(connectivity="learned", seed=0, mask_lr=0.03, steps=300, blend=True, f
     model, data = Encoder(connectivity, fan_in, seed), torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(mc.param_groups(model, lr=1e-3, mask_lr=mask_lr))
     learning = 2 * steps // 3
-    mc.attach(optimizer, model, steps=learning if blend else None)
+    mc.attach(optimizer, model, mc.Blend(steps=learning) if blend else mc.Draw())
     for step in range(steps):
         if step == learning:
             mc.freeze(model)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from maskconnect.core.arguments import fan_in_of_targets
+from maskconnect.core.checks import fan_in_of_targets
 from maskconnect.core.masks import ConnectivityMasks
 from maskconnect.recipes import load, write
 from maskconnect.training.files import save_tensors

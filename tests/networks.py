@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import maskconnect as mc
+
 
 def mlp_blocks(count: int, width: int = 6) -> list[nn.Module]:
     """Blocks with a nonlinearity, so that it matters what feeds them."""
@@ -95,3 +97,11 @@ class EncoderBlock(nn.Module):
         y = self.norm1(x)
         x = x + self.attention(y, y, y, need_weights=False, key_padding_mask=key_padding_mask)[0]
         return x + self.mlp(self.norm2(x))
+
+
+def blending(stack, temperature=1.0, **options):
+    """The stack, which blends its masks at a temperature: so far through very many steps."""
+    steps = 10**9
+    stack.masks.learn_by(mc.Blend(steps=steps + 1, **options))
+    stack.masks.progress.fill_(round((1 - temperature) * steps))
+    return stack

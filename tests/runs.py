@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from maskconnect.recipes import load
 from maskconnect.training.options import Options
+from maskconnect.training.progress import Silent
 from maskconnect.training.run import train
-from maskconnect.training.show import Silent
 
 TINY = """
 about = "a run of a test"

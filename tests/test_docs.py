@@ -24,8 +24,8 @@ def test_the_code_in_the_readme_runs_and_prints_what_it_says(capsys, tmp_path, m
     assert f"# {count}\n" in text
 
 
-def test_the_tree_in_the_readme_names_every_file():
-    tree = (ROOT / "README.md").read_text().split("## The tree")[1]
+def test_the_tour_names_every_file():
+    tree = (ROOT / "docs/tour.md").read_text().split("## Every file")[1]
     for path in (ROOT / "src" / "maskconnect").rglob("*.py"):
         if path.stem != "__init__":
             assert f" {path.name} " in tree, path.name

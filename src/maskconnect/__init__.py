@@ -10,23 +10,27 @@ from maskconnect.errors import CheckpointError, ConfigError, ConnectivityError, 
 
 if TYPE_CHECKING:
     from maskconnect.core.count import count_parameters
-    from maskconnect.core.loop import attach, freeze, param_groups, wiring_of
-    from maskconnect.core.prune import prune
+    from maskconnect.core.learning import Blend, Draw
+    from maskconnect.core.lookup import freeze, wiring_of
+    from maskconnect.core.optim import attach, param_groups
     from maskconnect.core.reference import reference
     from maskconnect.core.residual import Residual
-    from maskconnect.core.rewire import rewire
     from maskconnect.core.stack import MaskedStack
     from maskconnect.models import resnet, resnext
-    from maskconnect.report.draw import draw
+    from maskconnect.pruning.prune import prune
+    from maskconnect.report.drawing import draw
+    from maskconnect.retrofit.rewire import rewire
     from maskconnect.ship.saved import load, save
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Blend",
     "CheckpointError",
     "ConfigError",
     "ConnectivityError",
     "DataError",
+    "Draw",
     "MaskConnectError",
     "MaskedStack",
     "Residual",
@@ -46,21 +50,23 @@ __all__ = [
 ]
 
 _PLACES = {
+    "Blend": "core.learning",
+    "Draw": "core.learning",
     "MaskedStack": "core.stack",
     "Residual": "core.residual",
-    "attach": "core.loop",
+    "attach": "core.optim",
     "count_parameters": "core.count",
-    "draw": "report.draw",
-    "freeze": "core.loop",
+    "draw": "report.drawing",
+    "freeze": "core.lookup",
     "load": "ship.saved",
-    "param_groups": "core.loop",
-    "prune": "core.prune",
+    "param_groups": "core.optim",
+    "prune": "pruning.prune",
     "reference": "core.reference",
     "resnet": "models",
     "resnext": "models",
-    "rewire": "core.rewire",
+    "rewire": "retrofit.rewire",
     "save": "ship.saved",
-    "wiring_of": "core.loop",
+    "wiring_of": "core.lookup",
 }
 
 

@@ -55,6 +55,13 @@ def integer(what: str, found: object) -> int:
         raise ConfigError(f"{what} is {found!r}; it must be an integer.") from None
 
 
+def number(what: str, found: object) -> float:
+    """`found` as a finite or infinite number (of torch and numpy too, but no bool and no string), or the error."""
+    if isinstance(found, bool | str) or not hasattr(found, "__float__"):
+        raise ConfigError(f"{what} is {found!r}; it must be a number.")
+    return float(found)
+
+
 def need(module: str, *, extra: str) -> ModuleType:
     """Import an optional dependency, or say in one sentence which extra brings it."""
     try:

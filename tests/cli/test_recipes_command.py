@@ -111,7 +111,7 @@ def test_check_has_a_line_for_each_recipe_and_stops_at_the_first_wrong_one(capsy
         f"ok  {mine}:short: resnet-38, prev, 51 epochs of cifar100",
         f"ok  {mine}:wired: resnet-8, a wiring of its own, 80 epochs of cifar100",
     ]
-    assert complaint == f"error: {mine}:broken: model.fanin is no field; did you mean model.fan_in?\n"
+    assert complaint == f"error: {mine}:broken: model.fanin is not a field; did you mean model.fan_in?\n"
 
 
 def test_check_takes_several_files(capsys):

@@ -99,16 +99,16 @@ def test_a_wiring_that_does_not_fit_is_an_error(content, message, type_in, tmp_p
 
 
 def test_a_fresh_run_that_is_stopped_says_how_to_go_on_with_that_very_run(type_in, tmp_path, monkeypatch):
-    from maskconnect.training import judge
+    from maskconnect.training import evaluation
 
     type_in(*SHORT)
-    before = judge.predict
+    before = evaluation.predict
 
     def stop(*arguments):
         signal.raise_signal(signal.SIGINT)
         return before(*arguments)
 
-    monkeypatch.setattr(judge, "predict", stop)
+    monkeypatch.setattr(evaluation, "predict", stop)
     code, said, _ = type_in(*SHORT, "--fresh", "--data", "some where")
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)

@@ -298,7 +298,7 @@ def test_one_module_alone_has_no_masks_to_train():
 
 def test_at_temperature_zero_a_draw_is_the_top_k_with_a_gradient_for_every_candidate():
     stack = biased(learned())
-    stack.masks.temperature = 0.0
+    stack.masks.learn_by(mc.Draw(temperature=0.0))
     stack.train()(X).sum().backward()
     assert torch.equal(stack.masks.binary, stack.masks.top().mask_TS)
     last = stack.masks.real.grad[-1]  # of the module whose output is that of the stack

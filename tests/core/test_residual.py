@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from networks import mlp_blocks, option_a
+from networks import blending, mlp_blocks, option_a
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -74,12 +74,13 @@ def test_outputs_and_gradients_of_a_pass_that_learns_are_those_of_the_rule(fan_i
 @pytest.mark.parametrize("credit", ["whole", "new"])
 @pytest.mark.parametrize("connectivity", ["learned", "random", "full", "prev"])
 def test_the_fast_path_is_the_readable_one(connectivity, credit):
-    both_ways(stack_of(3, connectivity=connectivity, mask_credit=credit), lambda m: _backward(m))
+    stack = stack_of(3, connectivity=connectivity)
+    stack.masks.learn_by(mc.Draw(credit=credit))
+    both_ways(stack, lambda m: _backward(m))
 
 
 def test_blended_masks_average_shortcuts_by_their_shares():
-    stack = stack_of(2)
-    stack.masks.blend, stack.masks.temperature = True, 0.5
+    stack = blending(stack_of(2), 0.5)
     with torch.no_grad():
         stack.masks.real.mul_(torch.rand(stack.masks.real.shape, dtype=torch.float64) + 0.5)
     twin = copy.deepcopy(stack)

@@ -55,9 +55,10 @@ def test_only_the_very_same_run_is_done(tmp_path):
     ("content", "said"),
     [
         ("{", "cannot be read"),
-        ("{}", "is no kept result"),
-        ('{"format": 2}', "is no kept result"),
-        ('{"format": 1, "recipe": {}, "summary": {}, "starts": []}', "is damaged"),
+        ("{}", "is not a kept result"),
+        ('{"format": 3}', "is not a kept result"),
+        ('{"format": 1}', "tools/new_format.py converts results of format 1"),
+        ('{"format": 2, "recipe": {}, "summary": {}, "starts": []}', "is damaged"),
     ],
 )
 def test_a_file_that_is_none_is_named(recipe, type_in, tmp_path, content, said):

@@ -218,7 +218,7 @@ def test_controls_follow_the_row_that_they_are_of():
     rows = with_controls(EXPERIMENTS["table4"].paper[:2], controls_of("random, shuffled,sum,retrained,draws"))
     assert [row.control for row in rows] == ["", "", "random", "shuffled", "sum", "retrained", "draws"]
     assert [row.needs_wiring for row in rows] == [False, False, False, True, False, True, False]
-    assert rows[6].cell(0).recipe.training.mask_gradient == "none"
+    assert rows[6].cell(0).recipe.learning.gradient == "none"
     assert rows[6].label == "Drawn, not learned, K=4"
     assert rows[4].cell(0).recipe.model.aggregation == "sum"
     assert rows[2].cell(0).recipe.model.connectivity == "random"

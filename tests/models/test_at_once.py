@@ -6,6 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from networks import blending
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
@@ -14,9 +15,10 @@ from twins import assert_same, both_ways, largest_difference
 
 import maskconnect as mc
 from maskconnect.core.reference import is_reference, reference
-from maskconnect.models import at_once, save_memory_
+from maskconnect.models import save_memory_
 from maskconnect.models.branches import SharedBatchNorm
 from maskconnect.models.groups import group_norms_
+from maskconnect.models.resnext_fast import at_once
 
 X = torch.linspace(-2, 2, 4 * 3 * 12 * 12, dtype=torch.float64).sin().reshape(4, 3, 12, 12) * 3
 
@@ -96,7 +98,7 @@ def test_blended_masks_agree(name, lean, passes):
     model.stack.aggregation.lean = lean
     masks = model.stack.masks
     masks.real.data *= torch.rand_like(masks.real)
-    masks.blend, masks.temperature = True, 0.7
+    blending(model.stack, 0.7)
     both_ways(model, one_step)
     assert passes == [True]
     share_TS = masks.draw().mask_TS
@@ -169,7 +171,7 @@ def test_a_few_images_at_a_time_are_as_good_as_all(monkeypatch):
     together = network()
     apart = copy.deepcopy(together)
     y = one_step(together)
-    monkeypatch.setattr("maskconnect.models.wide.IN_CACHE", 2**17)  # one, two or three
+    monkeypatch.setattr("maskconnect.models.resnext_fast.wide.IN_CACHE", 2**17)  # one, two or three
     assert largest_difference(one_step(apart), y) < 1e-12
     assert_same(apart, together)
 
@@ -179,9 +181,9 @@ def test_small_images_in_one_product_are_as_good_as_one_by_one(monkeypatch, pixe
     usual = network()
     other = copy.deepcopy(usual)
     y = one_step(usual)
-    monkeypatch.setattr("maskconnect.models.wide.FEW_PIXELS", pixels)
-    monkeypatch.setattr("maskconnect.models.wide.MANY_IMAGES", 2)
-    monkeypatch.setattr("maskconnect.models.wide._is_small", lambda *_: False)  # as where weights are many
+    monkeypatch.setattr("maskconnect.models.resnext_fast.wide.FEW_PIXELS", pixels)
+    monkeypatch.setattr("maskconnect.models.resnext_fast.wide.MANY_IMAGES", 2)
+    monkeypatch.setattr("maskconnect.models.resnext_fast.wide._is_small", lambda *_: False)  # as where weights are many
     assert largest_difference(one_step(other), y) < 1e-11
     assert_same(other, usual)
 

@@ -87,7 +87,7 @@ def test_a_spec_builds_the_same_network():
         ({"depth": 101}, r"98 or 104\. For an ImageNet network pass stem='imagenet'\."),
         ({"depth": 38, "stem": "imagenet"}, "one of 18, 34, 50, 101, 152"),
         ({"depth": "38"}, "depth is '38'; it must be an integer"),
-        ({"aggregation": "max"}, "aggregation is 'max'; it must be one of mean, residual, stream, sum, root, scaled"),
+        ({"aggregation": "max"}, "aggregation is 'max'; it must be one of mean, residual, stream, sum, scaled"),
         ({"in_channels": 0}, "in_channels is 0"),
         ({"connectivity": "previous"}, "Did you mean 'prev'"),
         ({"seed": -1}, "seed is -1"),

@@ -7,7 +7,7 @@ import torch
 from plain import PlainResNet, PlainResNeXt
 
 import maskconnect as mc
-from maskconnect.core.growth import GrowthWatch
+from maskconnect.core.checks import GrowthWatch
 
 RESNETS = [  # stem, depth, blocks of a stage, fan-ins, image size
     ("cifar", 38, [6, 6, 6], range(1, 18), 16),

@@ -85,11 +85,11 @@ def test_a_file_may_begin_with_a_byte_order_mark(file):
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("fan_in = 3", "fanin = 3", "model.fanin is no field; did you mean model.fan_in?"),
-        ("[data]", "[date]", "date is no field; did you mean data?"),
-        ("[data]", "zzz = 1\n[data]", "zzz is no field; a recipe has: name, about, seed, "),
-        ("size = 8", "size = 8\ncolour = 1", "augmentation.colour is no field; augmentation has: size, pad, "),
-        ("epochs = 2", "epoch = 2", "phase.freeze.epoch is no field; did you mean phase.freeze.epochs?"),
+        ("fan_in = 3", "fanin = 3", "model.fanin is not a field; did you mean model.fan_in?"),
+        ("[data]", "[date]", "date is not a field; did you mean data?"),
+        ("[data]", "zzz = 1\n[data]", "zzz is not a field; a recipe has: name, about, seed, "),
+        ("size = 8", "size = 8\ncolour = 1", "augmentation.colour is not a field; augmentation has: size, pad, "),
+        ("epochs = 2", "epoch = 2", "phase.freeze.epoch is not a field; did you mean phase.freeze.epochs?"),
         ("depth = 20", "", "model.depth is missing"),
         ("lr = 0.01", "", "phase.freeze.lr is missing"),
         ('name = "freeze"', "", "phase.1.name is missing"),
@@ -348,9 +348,9 @@ def test_the_last_of_two_settings_wins():
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ("model.fan=3", f"{RECIPE}: model.fan is no field; did you mean model.fan_in?"),
-        ("modle.fan_in=3", f"{RECIPE}: modle is no field; did you mean model?"),
-        ("phase.learn.epoch=3", f"{RECIPE}: phase.learn.epoch is no field; did you mean phase.learn.epochs?"),
+        ("model.fan=3", f"{RECIPE}: model.fan is not a field; did you mean model.fan_in?"),
+        ("modle.fan_in=3", f"{RECIPE}: modle is not a field; did you mean model?"),
+        ("phase.learn.epoch=3", f"{RECIPE}: phase.learn.epoch is not a field; did you mean phase.learn.epochs?"),
         ("phase.lern.epochs=3", "--set phase.lern.epochs=3: the name of a phase is 'lern'; it must be one of learn, "),
         ("phase.learn=3", "--set phase.learn=3: phase.learn is 3; it must be a table, so name a field of it."),
         ("phase=3", f"{RECIPE}: phase is 3; it must be a list."),
@@ -364,7 +364,7 @@ def test_the_last_of_two_settings_wins():
         ("=3", "--set =3: needed is FIELD=VALUE"),
         ("model..fan_in=3", "--set model..fan_in=3: needed is FIELD=VALUE"),
         ("model.connectivity=[[0]]", f"{RECIPE}: model.connectivity has 1 rows; the stack has 18 modules."),
-        ("base=quick/cifar10", f"{RECIPE}: base is no field"),
+        ("base=quick/cifar10", f"{RECIPE}: base is not a field"),
     ],
 )
 def test_a_setting_that_cannot_be_is_refused(setting, said):

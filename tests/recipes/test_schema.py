@@ -26,7 +26,7 @@ RESNET, RESNEXT = "paper/cifar100-resnet38-learned", "paper/cifar10-resnext20-4-
         ("model.stem=cfar", "model.stem is 'cfar'; it must be one of cifar, mini, imagenet."),
         (
             "model.aggregation=max",
-            "model.aggregation is 'max'; it must be one of mean, residual, stream, sum, root, scaled.",
+            "model.aggregation is 'max'; it must be one of mean, residual, stream, sum, scaled.",
         ),
         ("model.mask_init=0", "model.mask_init is 0.0; it must be 'uniform', or a number above 0"),
         ("training.batch_size=0", "training.batch_size is 0; it must be 1 or more."),
@@ -45,22 +45,23 @@ RESNET, RESNEXT = "paper/cifar100-resnet38-learned", "paper/cifar10-resnext20-4-
         ("phase.learn.mask_lr=-1", "phase.learn.mask_lr is -1.0; it must be a number of 0 or more."),
         ("phase.fine.mask_lr=0.1", "a phase with mask_lr above 0 comes after one without; masks that are frozen"),
         ("phase.learn.mask_lr=0", "model.connectivity is 'learned', but phase.learn.mask_lr is 0; set it"),
-        ("phase.learn.temperature=-1.0", "phase.learn.temperature is -1.0; it must be a number of 0 or more."),
-        ("phase.learn.blend=true", "phase.learn.blend is true; then phase.learn.cool_to must be 0.0"),
-        ("phase.learn.even=1.0", "phase.learn.even is 1.0; it must be at least 0 and below 1."),
-        ("phase.learn.even=-0.1", "phase.learn.even is -0.1; it must be at least 0 and below 1."),
-        ("phase.learn.even=0.1", "phase.learn.even is 0.1, which takes phase.learn.blend=true."),
-        ("phase.learn.cool_to=-1.0", "phase.learn.cool_to is -1.0; it must be a number of 0 or more."),
+        ("learning.way=mix", "learning.way is 'mix'; it must be one of draw, blend."),
+        ("learning.temperature=0.5", "learning.temperature is 0.5; it must be 1 (draw) or 0 (read the top-K)."),
+        ("learning.uniform_floor=0.1", "learning.uniform_floor is 0.1; learning.way='draw' has no such field."),
+        ("learning={way = 'blend', cool = true}", "learning.cool is True; learning.way='blend' has no such field."),
         (
-            "training.mask_gradient=flat",
-            "training.mask_gradient is 'flat'; it must be one of plain, centred, direction, none.",
+            "learning={way = 'blend', uniform_floor = 1.0}",
+            "learning.uniform_floor is 1.0; it must be at least 0 and below 1.",
         ),
-        ("model.mask_credit=fooo", "model.mask_credit is 'fooo'; it must be one of whole, new."),
-        (
-            "model={mask_credit = 'new', aggregation = 'stream'}",
-            "model.mask_credit is 'new'; it works with the aggregations mean, residual, sum and root only.",
-        ),
-        ("training.mask_momentum=1.0", "training.mask_momentum is 1.0; it must be at least 0 and below 1."),
+        ("learning.gradient=flat", "learning.gradient is 'flat'; it must be one of plain, direction, none."),
+        ("learning.credit=fooo", "learning.credit is 'fooo'; it must be one of whole, new."),
+        ("phase.learn.blend=true", 'phase.learn.blend is now learning.way (way = "blend")'),
+        ("phase.learn.even=0.1", "phase.learn.even is now learning.uniform_floor"),
+        ("phase.learn.cool_to=0.0", "phase.learn.cool_to is now learning.cool (true or false)"),
+        ("phase.learn.temperature=0.0", "phase.learn.temperature is now learning.temperature"),
+        ("training.mask_gradient=none", "training.mask_gradient is now learning.gradient"),
+        ("model.mask_credit=new", "model.mask_credit is now learning.credit"),
+        ("training.mask_momentum=0.9", "training.mask_momentum was removed: masks have no momentum; leave it out."),
         ("phase.fine.name=learn", "phases are called learn, freeze, learn, finer; each needs a name of its own."),
     ],
 )
@@ -74,7 +75,10 @@ def test_a_value_out_of_bounds_is_refused(setting, said):
     ("setting", "said"),
     [
         ("model.width=0", "model.width is 0; it must be 1 or more."),
-        ("model.mask_credit=new", "model.mask_credit is 'new'; it must be one of whole."),
+        (
+            "learning.credit=new",
+            "learning.credit is 'new'; it works with the aggregations mean, residual and sum only.",
+        ),
         ("model.norm=brnch", "model.norm is 'brnch'; it must be one of branch, sum."),
         ("model={norm = 'sum', aggregation = 'mean'}", "model.norm='sum' normalises the sum of residuals"),
         ("model.connectivity=[[[]]]", "model.connectivity has 1 rows; the stack has 6 layers."),
@@ -120,9 +124,9 @@ def test_the_spec_of_a_network_has_what_the_recipe_says_and_the_defaults_of_its_
     assert load(RESNEXT).model.spec(**common).norm == "branch"
 
 
-@pytest.mark.parametrize("setting", ["phase.learn.cool_to=0.0", "phase.learn.temperature=0.0"])
+@pytest.mark.parametrize("setting", ["learning.cool=true", "learning.temperature=0.0"])
 def test_draws_without_learning_need_draws(setting):
     with pytest.raises(mc.ConfigError, match="a control that draws from uniform masks"):
-        load(RESNET, ["training.mask_gradient=none", setting])
-    with pytest.raises(mc.ConfigError, match=r"set blend to false"):
-        load("quick/cifar100-strong", ["training.mask_gradient=none"])
+        load(RESNET, ["learning.gradient=none", setting])
+    with pytest.raises(mc.ConfigError, match=r"use Draw"):
+        load("quick/cifar100-strong", ["learning.gradient=none"])

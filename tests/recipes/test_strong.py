@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+import maskconnect as mc
 from maskconnect.recipes import load, names
+from maskconnect.recipes.schema import Learning
 
 STRONG = [name for name in names() if name.startswith("strong/")]
 
@@ -12,9 +14,8 @@ STRONG = [name for name in names() if name.startswith("strong/")]
 def literal(recipe, mask_lr):
     """The same with masks that learn as in the paper."""
     learn, *others = recipe.phase
-    phases = (replace(learn, mask_lr=mask_lr, cool_to=None, blend=False), *others)
-    model = replace(recipe.model, mask_credit="whole", use_all=False)
-    return replace(recipe, name="", about="", paper=None, phase=phases, model=model)
+    phases, model = (replace(learn, mask_lr=mask_lr), *others), replace(recipe.model, use_all=False)
+    return replace(recipe, name="", about="", paper=None, phase=phases, model=model, learning=Learning())
 
 
 @pytest.mark.parametrize("name", STRONG)
@@ -22,8 +23,8 @@ def test_only_how_masks_learn_is_another(name):
     strong = load(name)
     paper = load(name.replace("strong/", "paper/") + "-learned")
     assert literal(strong, strong.phase[0].mask_lr) == replace(paper, name="", about="", paper=None)
-    assert (strong.model.mask_credit, strong.model.use_all) == ("new", True)
-    assert (strong.phase[0].cool_to, strong.phase[0].blend) == (0.0, True)
+    assert strong.learning.how(9) == mc.Blend(steps=9, gradient="plain", credit="new", uniform_floor=0.0)
+    assert strong.model.use_all
     assert strong.paper is None
 
 

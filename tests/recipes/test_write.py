@@ -52,13 +52,15 @@ def test_every_field_that_is_set_is_written():
     found = tomllib.loads(write(load("paper/cifar100-resnet38-learned")))
     assert found["model"] == {
         **{"architecture": "resnet", "depth": 38, "fan_in": 10, "connectivity": "learned"},
-        **{"aggregation": "mean", "stem": "cifar", "mask_init": "uniform", "mask_credit": "whole", "use_all": False},
+        **{"aggregation": "mean", "stem": "cifar", "mask_init": "uniform", "use_all": False},
     }
-    assert found["phase"][1] == {
-        **{"name": "freeze", "epochs": 30, "lr": 0.1},
-        **{"mask_lr": 0.0, "temperature": 1.0, "blend": False, "even": 0.0},
+    assert found["learning"] == {
+        **{"way": "draw", "gradient": "plain", "credit": "whole"},
+        **{"temperature": 1.0, "cool": False},
     }
-    assert list(found) == ["name", "about", "seed", "paper", "data", "augmentation", "model", "training", "phase"]
+    assert found["phase"][1] == {"name": "freeze", "epochs": 30, "lr": 0.1, "mask_lr": 0.0}
+    head = ["name", "about", "seed", "paper"]
+    assert list(found) == [*head, "data", "augmentation", "model", "training", "learning", "phase"]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from page_speed import slider_steps
 
 from maskconnect.core.wiring import reaching_output
 from maskconnect.report.runs import read_run
-from maskconnect.report.scene import Scene
+from maskconnect.report.wires import Scene
 from maskconnect.report.write import write_page
 from maskconnect.training.folder import find_runs
 

@@ -12,8 +12,8 @@ from torch import nn
 
 import maskconnect as mc
 from maskconnect.core.count import pruned_parameters
-from maskconnect.core.prune import prune
 from maskconnect.errors import CheckpointError, ConfigError, ConnectivityError, MaskConnectError
+from maskconnect.pruning.prune import prune
 from maskconnect.ship import checked, export, saved
 from maskconnect.ship.export import export_onnx, export_pt2, preprocessing_of
 from maskconnect.ship.preprocessing import Preprocessing

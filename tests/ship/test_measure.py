@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import maskconnect as mc
-from maskconnect.core.prune import prune, pruned_parameters
 from maskconnect.errors import ConfigError, ConnectivityError
+from maskconnect.pruning.prune import prune, pruned_parameters
 from maskconnect.ship.measure import WARM_UP, Ratio, Times, interleaved, latency, macs
 from maskconnect.ship.random_pruning import WeightsLeft, random_pruning, random_wirings
 

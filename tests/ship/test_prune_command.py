@@ -7,7 +7,7 @@ import torch
 from runs import run, tiny
 
 import maskconnect as mc
-from maskconnect.core.prune import difference, pruned_parameters
+from maskconnect.pruning.prune import difference, pruned_parameters
 from maskconnect.ship import saved
 from maskconnect.ship.pruning import Measures, prune_saved, report_of
 from maskconnect.ship.trained import from_run

@@ -13,8 +13,8 @@ from networks import conv_blocks, mlp_blocks, mlp_layers
 from torch import nn
 
 import maskconnect as mc
-from maskconnect.core.prune import difference
 from maskconnect.models.groups import GroupedBatchNorm2d, group_norms_
+from maskconnect.pruning.prune import difference
 from maskconnect.ship import description, saved
 from maskconnect.ship.preprocessing import Preprocessing
 

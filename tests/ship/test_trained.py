@@ -8,11 +8,11 @@ import runs
 import torch
 from safetensors.torch import load_file, save_file
 
-from maskconnect.core.loop import wiring_of
+from maskconnect.core.lookup import wiring_of
 from maskconnect.errors import CheckpointError, ConfigError, MaskConnectError
 from maskconnect.ship.trained import from_run, open_folder
 from maskconnect.training import images
-from maskconnect.training.again import load_run
+from maskconnect.training.loading import load_run
 from maskconnect.training.options import Options
 
 

@@ -14,8 +14,8 @@ import maskconnect as mc
 from maskconnect.core.masks import ConnectivityMasks
 from maskconnect.errors import CheckpointError, ConfigError
 from maskconnect.recipes import load
-from maskconnect.training.again import evaluate_run, load_run
 from maskconnect.training.files import load_tensors
+from maskconnect.training.loading import evaluate_run, load_run
 from maskconnect.training.options import Options
 from maskconnect.training.stop import Stopped
 
@@ -198,15 +198,15 @@ def test_draws_cool_down_step_by_step(tmp_path, monkeypatch):
     seen, draw = [], ConnectivityMasks.draw
 
     def noted(masks):
-        seen.append(masks.temperature)
+        seen.append(masks.how.temperature_after(masks.steps_taken))
         return draw(masks)
 
     monkeypatch.setattr(ConnectivityMasks, "draw", noted)
-    recipe = runs.tiny(tmp_path, "phase.learn.temperature=0.8", "phase.learn.cool_to=0.0", "training.evaluate_every=0")
+    recipe = runs.tiny(tmp_path, "learning.cool=true", "training.evaluate_every=0")
     runs.run(recipe, tmp_path / "run")
     found = list(dict.fromkeys(seen))  # those of evaluations are as in the last step
     assert len(found) > 2
-    assert found == pytest.approx([0.8 * (1 - step / (len(found) - 1)) for step in range(len(found))])
+    assert found == pytest.approx([1 - step / (len(found) - 1) for step in range(len(found))])
 
 
 def test_a_run_may_blend_and_is_at_its_top_k_when_it_freezes(tmp_path, monkeypatch):
@@ -214,16 +214,15 @@ def test_a_run_may_blend_and_is_at_its_top_k_when_it_freezes(tmp_path, monkeypat
 
     def noted(masks):
         drawn = draw(masks)
-        seen.append((drawn.mask_TS.double().max(dim=1).values.min().item(), masks.even))
+        seen.append((drawn.mask_TS.double().max(dim=1).values.min().item(), masks.how.uniform_floor))
         return drawn
 
     monkeypatch.setattr(ConnectivityMasks, "draw", noted)
-    blend = ("phase.learn.blend=true", "phase.learn.even=0.1", "phase.learn.cool_to=0.0")
-    recipe = runs.tiny(tmp_path, *blend, "model.fan_in=1")
+    recipe = runs.tiny(tmp_path, "learning.way=blend", "model.fan_in=1")
     summary = runs.run(recipe, tmp_path / "run")
     assert seen[0][0] < 1  # some target reads no source as a whole
     assert seen[-1][0] == 1
-    assert {even for _, even in seen} == {0.1}
+    assert {floor for _, floor in seen} == {0.1}
     assert summary["freeze"]["drawn"] == summary["freeze"]["frozen"]
 
 
@@ -294,7 +293,7 @@ def test_draws_without_learning_leave_masks_uniform_and_freeze_a_random_wiring(t
     lines = []
     show = runs.Silent()
     show.line = lines.append
-    recipe = runs.tiny(tmp_path, "training.mask_gradient=none", seed=4)
+    recipe = runs.tiny(tmp_path, "learning.gradient=none", seed=4)
     runs.run(recipe, tmp_path / "run", show)
     wiring = json.loads((tmp_path / "run/wiring.json").read_text())
     assert wiring == mc.wiring_of(mc.resnet(14, 10, 2, connectivity="random", seed=4))

@@ -9,7 +9,7 @@ import torch
 
 from maskconnect.errors import ConfigError, DataError
 from maskconnect.training.options import Options
-from maskconnect.training.show import Silent
+from maskconnect.training.progress import Silent
 
 
 def _stop_at_12(_, now):

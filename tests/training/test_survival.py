@@ -8,7 +8,7 @@ import pytest
 import runs
 import torch
 
-from maskconnect.training.show import Silent
+from maskconnect.training.progress import Silent
 from maskconnect.training.stop import Stopped
 
 
@@ -129,9 +129,9 @@ def test_a_stop_in_an_evaluation_is_a_stop_too(tmp_path, never_stopped, monkeypa
 
 def stop_in_evaluation(monkeypatch, after):
     """Ask a run to stop while a network is judged for the so-manieth time in this process."""
-    from maskconnect.training import judge
+    from maskconnect.training import evaluation
 
-    calls, before = 0, judge.predict
+    calls, before = 0, evaluation.predict
 
     def predict(*arguments):
         nonlocal calls
@@ -140,7 +140,7 @@ def stop_in_evaluation(monkeypatch, after):
             signal.raise_signal(signal.SIGTERM)
         return before(*arguments)
 
-    monkeypatch.setattr(judge, "predict", predict)
+    monkeypatch.setattr(evaluation, "predict", predict)
 
 
 def test_a_damaged_checkpoint_is_said_and_the_one_before_is_used(tmp_path, never_stopped):

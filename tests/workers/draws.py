@@ -6,7 +6,7 @@ import torch
 from leaving import leave_at_once
 
 import maskconnect as mc
-from maskconnect.core.loop import masks_of
+from maskconnect.core.lookup import masks_of
 from maskconnect.training.ranks import join, leave
 
 ranks = join()

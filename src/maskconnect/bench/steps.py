@@ -23,13 +23,17 @@ from torch.nn import functional as F
 
 from maskconnect.bench.arithmetic import Arithmetic, count
 from maskconnect.bench.cases import CLASSES, Case
-from maskconnect.core.loop import attach, masks_of, param_groups
+from maskconnect.core.learning import Blend
+from maskconnect.core.lookup import masks_of
+from maskconnect.core.optim import attach, param_groups
 from maskconnect.core.reference import reference
 from maskconnect.models import save_memory_
 from maskconnect.ship.measure import Times, interleaved
 
 LAYOUTS = {"channels first": torch.contiguous_format, "channels last": torch.channels_last}
 SIDE = 32
+LONG = 10**9
+"""Steps over which blended masks become the top-K: so many that none of those measured is near the end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,8 +119,9 @@ def make(case: Case, variant: str) -> nn.Module:
     network = case.network("random" if variant == "frozen" else "learned")
     if variant == "lean":
         save_memory_(network)
-    for masks in masks_of(network):
-        masks.blend = variant == "blending"
+    if variant == "blending":
+        for masks in masks_of(network):
+            masks.learn_by(Blend(steps=LONG))
     return network
 
 
@@ -128,7 +133,8 @@ def training_step(network: nn.Module, batch: int, layout: torch.memory_format) -
     if masks_of(network):
         groups = param_groups(network, lr=0.01, mask_lr=0.01, weight_decay=1e-4)
     optimizer = torch.optim.SGD(groups, lr=0.01, momentum=0.9, weight_decay=1e-4)
-    attach(optimizer, network)
+    for masks in masks_of(network)[:1]:
+        attach(optimizer, network, masks.how)
 
     def step() -> None:
         F.cross_entropy(network(x), y).backward()  # type: ignore[no-untyped-call]

@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
 def show_comparison(summaries: list[dict[str, Any]]) -> None:
     """The table."""
-    from maskconnect.training.show import duration
+    from maskconnect.training.progress import duration
 
     head = ("wiring", "test accuracy", "parameters", "after pruning", "time", "learning step / fixed step")
     rows = []
@@ -91,9 +91,9 @@ def show_comparison(summaries: list[dict[str, Any]]) -> None:
 
 def prune_and_show(folder: Path, how: Any) -> None:
     """Prune the learned network, and compare what it computes with what it did."""
-    from maskconnect.core.loop import masks_of, wiring_of
-    from maskconnect.core.prune import difference, prune, pruned_parameters
-    from maskconnect.training.again import load_run
+    from maskconnect.core.lookup import masks_of, wiring_of
+    from maskconnect.pruning.prune import difference, prune, pruned_parameters
+    from maskconnect.training.loading import load_run
 
     network, images, _ = load_run(folder, how)
     x, _ = next(iter(images.test.epoch(0)))

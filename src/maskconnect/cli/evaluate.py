@@ -24,7 +24,7 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Evaluate, and print."""
-    from maskconnect.training.again import evaluate_run
+    from maskconnect.training.loading import evaluate_run
     from maskconnect.training.options import Options
 
     if not (args.folder / "recipe.toml").exists() and (args.folder / "maskconnect.json").exists():

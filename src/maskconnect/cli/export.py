@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> None:
     """Export, and print what came of it."""
     if args.onnx is None and args.pt2 is None:
         raise ConfigError("nothing says what to write; add --onnx FILE, --pt2 FILE, or both.")
-    from maskconnect.core.loop import masks_of
+    from maskconnect.core.lookup import masks_of
     from maskconnect.ship.checked import checked_place
     from maskconnect.ship.export import export_onnx, export_pt2
     from maskconnect.ship.trained import open_folder

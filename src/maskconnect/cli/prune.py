@@ -122,7 +122,7 @@ def _batches(text: str) -> tuple[int, ...]:
 
 def _accuracies(args: argparse.Namespace, frozen: nn.Module, pruned: nn.Module) -> dict[str, dict[str, float]]:
     """The accuracy of both on the test set of the run, if its images are at hand."""
-    from maskconnect.training.again import accuracies
+    from maskconnect.training.loading import accuracies
     from maskconnect.training.options import Options
 
     if not (args.folder / "recipe.toml").exists():

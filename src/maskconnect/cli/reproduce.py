@@ -164,7 +164,7 @@ def reproduce(experiment: Experiment, args: argparse.Namespace) -> int:
     from maskconnect.experiments.kept import Kept
     from maskconnect.experiments.record import check_place
     from maskconnect.experiments.sweep import found_cells, run_cells
-    from maskconnect.training.show import usual
+    from maskconnect.training.progress import usual
     from maskconnect.training.stop import Stopped
 
     if args.results is not None:
@@ -237,7 +237,7 @@ def show_result(experiment: Experiment, outcomes: Sequence[Outcome], out: Path, 
 def draw(experiment: Experiment, folders: Sequence[Path], out: Path, scale: str) -> list[str]:
     """The figure, if the experiment is one; returns the names of its files."""
     from maskconnect.report import charts, figures
-    from maskconnect.report.draw import write
+    from maskconnect.report.drawing import write
     from maskconnect.report.groups import groups_of
     from maskconnect.report.runs import read_run
     from maskconnect.report.write import drawing_of

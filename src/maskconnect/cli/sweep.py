@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     from maskconnect.experiments.kept import Kept
     from maskconnect.experiments.results import table, write_results
     from maskconnect.experiments.sweep import sweep
-    from maskconnect.training.show import usual
+    from maskconnect.training.progress import usual
     from maskconnect.training.stop import Stopped
 
     over = [] if args.fan_in is None else [("model.fan_in", values_of(args.fan_in, "--fan-in"))]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def show_summary(summary: dict[str, Any], recipe: Recipe, out: Path) -> None:
     """What came of one run."""
-    from maskconnect.training.show import duration
+    from maskconnect.training.progress import duration
 
     test, best, parameters = summary["test"], summary["best"], summary["parameters"]
     rows = [

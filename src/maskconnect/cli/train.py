@@ -104,8 +104,8 @@ def run(args: argparse.Namespace) -> int:
 def train_and_show(recipe: Recipe, out: Path, how: Options) -> tuple[dict[str, Any] | None, int]:
     """Train with progress; the summary, or None and the exit code where the run was stopped."""
     from maskconnect.training.folder import RunFolder
+    from maskconnect.training.progress import Silent, usual
     from maskconnect.training.run import train
-    from maskconnect.training.show import Silent, usual
     from maskconnect.training.stop import Stopped
 
     if not is_first():

@@ -4,7 +4,6 @@ Shape letters: T targets, S candidate sources; x_j is the input of target j, y_k
 
     sum    x_j = sum_k m_jk y_k              dl/dm_jk = <dl/dx_j, y_k>
     mean   x_j = (1/K_j) sum_k m_jk y_k      dl/dm_jk = (1/K_j) <dl/dx_j, y_k>       K_j a constant (D1)
-    root   the same with 1/sqrt(K_j), which keeps the variance of sources that have nothing in common
     scaled x_j = sum_k m_jk a_jk y_k         dl/dm_jk = a_jk <dl/dx_j, y_k>          a_jk learned, at first 1/K_j
     residual   the sum, of the y_k that `residual.py` makes of a residual and a shortcut; a ReLU follows
     stream     the sum, and the input of the stack, which every target reads; the output reads all modules
@@ -20,7 +19,6 @@ x_j it is in proportion to their length. With `credit="new"` it is left out, y_k
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import reduce
 from typing import Any
@@ -34,7 +32,7 @@ from maskconnect.core.reference import is_reference
 
 def divisor_of(aggregation: str, sources: int) -> float:
     """By what a sum of so many sources is divided."""
-    return {"mean": sources, "sum": 1, "root": math.sqrt(sources), "residual": 1, "stream": 1}[aggregation]
+    return {"mean": sources, "sum": 1, "residual": 1, "stream": 1}[aggregation]
 
 
 def total(sources: Sequence[Tensor], divisor: float) -> Tensor:

@@ -8,10 +8,9 @@ from typing import NamedTuple
 
 from torch import nn
 
-from maskconnect.core.loop import masks_of
+from maskconnect.core.lookup import masks_of, stacks_of
 from maskconnect.core.stack import MaskedStack
-from maskconnect.core.taps import TappedStack
-from maskconnect.errors import ConfigError, ConnectivityError
+from maskconnect.errors import ConnectivityError
 
 
 class ParameterCount(NamedTuple):
@@ -42,19 +41,16 @@ def pruned_parameters(model: nn.Module) -> PrunedCount:
 
     A weight that something else in the model uses too is counted once, and stays.
     """
-    stacks_of(model)
+    prunable_stacks_of(model)
     weights = count_parameters(model).weights
     return PrunedCount(weights, _weights(model, _read_or_last), _weights(model, _alive))
 
 
-def stacks_of(model: nn.Module) -> list[tuple[str, MaskedStack]]:
-    """Every stack of a model under all its names, outer ones first, if modules can be taken out of it."""
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"model is a {type(model).__name__}; it must be an nn.Module.")
-    named = model.named_modules(remove_duplicate=False)
-    found = [(name, part) for name, part in named if isinstance(part, MaskedStack)]
+def prunable_stacks_of(model: nn.Module) -> list[tuple[str, MaskedStack]]:
+    """Every stack of a model under each of its names, outer ones first; an error if modules cannot be taken out."""
+    found = stacks_of(model)
     for name, stack in found:
-        if isinstance(stack, TappedStack):
+        if not stack.runs_its_modules:
             raise ConnectivityError(
                 f"the blocks of {name or type(model).__name__!r} come from mc.rewire: the model itself runs them, "
                 "so none can be taken out. Only a network that is built with mc.MaskedStack can be pruned."

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
 from maskconnect.core.aggregate import divisor_of, masked_total, scaled_total, total
-from maskconnect.core.binary import BinaryMasks
-from maskconnect.core.layerwise import Layer, LayerAggregation, Reader
+from maskconnect.core.layers import Layer, LayerAggregation, Reader
+from maskconnect.core.masks import BinaryMasks
 from maskconnect.core.outputs import INPUT, Outputs, Shapes
 from maskconnect.core.reference import is_reference
 from maskconnect.core.wiring import Layout, Sources
@@ -32,6 +32,11 @@ class Inputs:
     aggregation: str | Callable[[Sequence[Any], Tensor], Any] | LayerAggregation
     credit: str = "whole"  # what of a source counts for its mask: "whole", or what is "new" beside the rest
     scales: Tensor | None = None  # learned ones of all candidates of all targets, if the aggregation has such
+
+    @property
+    def learning(self) -> bool:
+        """Whether masks learn in this pass."""
+        return self.rows is not None
 
     @property
     def by_layer(self) -> bool:
@@ -148,8 +153,8 @@ class Inputs:
         branches = len(self.layout.layers[-1])
         return Reader(tuple(range(branches)), (True,) * branches, None, branches, alive=True)
 
-    def at_once(self, modules: Sequence[nn.Module], x: Any) -> tuple[Any, Any] | None:
-        """What the first module of the second layer read, and the output of the stack; None without such a way."""
+    def at_once(self, modules: Sequence[nn.Module], x: Any) -> Any | None:
+        """The output of the stack from a fast path of its aggregation; None without one."""
         if not isinstance(self.aggregation, LayerAggregation) or is_reference() or torch.compiler.is_compiling():
             return None
         layers = []

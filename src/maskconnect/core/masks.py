@@ -1,35 +1,55 @@
-"""Connectivity masks: real-valued while they are learned, binary in every forward pass (section 3.3).
+"""The state of learned connectivity: real masks, binary masks, and how far learning has come (section 3.3).
 
-Shape letters: T targets, S candidate sources, padded as `binary.py` says; a padding is always zero.
+Shape letters: T targets, S candidate sources. Row t belongs to the t-th target, its columns to that target's
+candidates in ascending order; rows are padded to the longest, and a padding is always zero.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from maskconnect.core.aggregate import straight_through
-from maskconnect.core.binary import BinaryMasks, padded, read_masks, write_mask
-from maskconnect.core.cover import cover, random_wiring
+from maskconnect.core.learning import Draw, Learning, from_plain, largest, normalize_, plain
 from maskconnect.core.residual import version_of
-from maskconnect.core.sampling import largest, noisy_scores, normalize_, shares
-from maskconnect.core.wiring import Layout, Sources
-from maskconnect.errors import CheckpointError, ConnectivityError
+from maskconnect.core.wiring import Layout, Sources, cover, random_wiring, reaching_output
+from maskconnect.errors import CheckpointError, ConfigError, ConnectivityError
+
+
+@dataclass(frozen=True, eq=False)
+class BinaryMasks:
+    """The binary masks of one forward pass, as a tensor on the host and as the wiring that they mean.
+
+    Blended masks (`mc.Blend`) are shares between 0 and 1: more than K sources are active, each in part.
+    """
+
+    mask_TS: Tensor
+    sources: Sources  # the active ones of every module
+    fan_in: tuple[int, ...]  # K of every module: what its mask adds up to
+    alive: tuple[bool, ...]  # which modules can reach the output
+    readers: tuple[int, ...]  # how many targets read each module
+    top_TS: Tensor | None = None  # of blended masks: the top-K that they go over to
 
 
 class ConnectivityMasks(nn.Module):
     """The masks of one stack: `real` (m~) is a parameter until `freeze` fixes `binary` (m) to its top-K.
 
-    Draws are made on the host from a generator of the masks' own, so that neither the device, nor dropout,
-    nor another stack changes them.
+    `how` says how they learn, and `progress` for how many optimizer steps they have; `mc.attach` sets the first and
+    advances the second. Draws are made on the host from a generator of the masks' own, so that neither the device, nor
+    dropout, nor another stack changes them. All of this is in the `state_dict`.
     """
 
     binary: Tensor
     frozen: Tensor
+    progress: Tensor
     source: Tensor
     fan_in: Tensor
 
@@ -48,27 +68,26 @@ class ConnectivityMasks(nn.Module):
         self.layout, self.candidates, self.use_all = layout, candidates, use_all
         preferred = [[layout.preferred(target, k) for k in candidates[target]] for target in layout.targets]
         self._source_TS = padded([candidates[target] for target in layout.targets], -1)
-        self._candidate_TS = self._source_TS >= 0
+        self.candidate_TS = self._source_TS >= 0
         self._preferred_first_TS = padded(preferred, len(candidates)).argsort(dim=1)
-        self._fan_in_T = torch.tensor(fan_in, dtype=torch.int64, device="cpu")
+        self.fan_in_T = torch.tensor(fan_in, dtype=torch.int64, device="cpu")
         self.generator = torch.Generator().manual_seed(seed)
         self.learned = fixed is None
         self.decay = decay  # from each candidate to the next nearer one, at the start; 1 where all are equal
-        self.temperature = 1.0  # of the draws: 1 is the paper's, 0 takes the top-K itself
-        self.blend = False  # whether a pass reads all candidates, each in part, where it would draw K of them
-        self.scheduled = False  # whether `mc.attach(..., steps=N)` blends and cools them
-        self.even = 0.0  # how much of a mask is spread evenly over its candidates where they are blended
+        self.how: Learning = Draw()
+        self.attached = False  # whether `mc.attach` has chosen `how`; then a loaded state does not
         self._fixed: BinaryMasks | None = None
         self._seen: tuple[int, int] | None = None
 
         rank_TS = self._preferred_first_TS.argsort(dim=1).double()  # 0 is the nearest
-        real_TS = self._candidate_TS * rank_TS.mul(math.log(decay)).exp()  # D7: all equal where decay is 1
+        real_TS = self.candidate_TS * rank_TS.mul(math.log(decay)).exp()  # D7: all equal where decay is 1
         real_TS /= real_TS.sum(dim=1, keepdim=True)
         self.real = nn.Parameter(real_TS.to(torch.promote_types(torch.get_default_dtype(), torch.float32)))
-        self.register_buffer("binary", torch.zeros_like(self._candidate_TS))
+        self.register_buffer("binary", torch.zeros_like(self.candidate_TS))
         self.register_buffer("frozen", torch.zeros((), dtype=torch.bool, device="cpu"))
+        self.register_buffer("progress", torch.zeros((), dtype=torch.int64, device="cpu"))
         self.register_buffer("source", self._source_TS.clone())  # this and fan_in say what a saved state is of
-        self.register_buffer("fan_in", self._fan_in_T.clone())
+        self.register_buffer("fan_in", self.fan_in_T.clone())
         if fixed is not None:
             mask_TS = write_mask(fixed, layout, candidates)
             self.real.data.copy_(mask_TS / mask_TS.sum(dim=1, keepdim=True))
@@ -90,56 +109,49 @@ class ConnectivityMasks(nn.Module):
     @property
     def entries(self) -> int:
         """How many candidate connections there are; `real` also has paddings."""
-        return int(self._candidate_TS.sum())
+        return int(self.candidate_TS.sum())
 
     @property
     def is_frozen(self) -> bool:
         """Whether the binary masks are fixed: from the start, or since `freeze`."""
         return self.fixed is not None
 
+    @property
+    def steps_taken(self) -> int:
+        """How many optimizer steps masks have learned for; 0 on the meta device."""
+        return 0 if self.progress.is_meta else int(self.progress)
+
+    def learn_by(self, how: Learning) -> None:
+        """Learn in this way from now on: from its beginning, unless masks learn in just this way already."""
+        if self.how != how:
+            self.how = how
+            self.progress.zero_()
+        self.attached = True
+
     @torch.no_grad()
     def draw(self) -> BinaryMasks:
-        """Normalise the real masks, written back as in Algorithm 1, and draw binary ones from them, or blend them."""
+        """Step 1 of Algorithm 1: normalise the real masks, write them back, and choose what the next pass reads."""
         real_TS = self._on_host()
-        normalize_(real_TS, self._candidate_TS)
+        normalize_(real_TS, self.candidate_TS)
         self.real.copy_(real_TS)
-        if not self.temperature:
-            top = self.top()
-            self.binary.copy_(top.mask_TS)
-            return top
-        if self.blend:
-            return self._blended(real_TS)
-        score_TS = noisy_scores(real_TS, self._candidate_TS, generator=self.generator, temperature=self.temperature)
-        drawn = self._best(score_TS, largest(score_TS, self._fan_in_T))
-        self.binary.copy_(drawn.mask_TS)
-        return drawn
+        masks = self.how.read(self, real_TS)
+        self.binary.copy_(masks.mask_TS if masks.top_TS is None else masks.top_TS)
+        return masks
 
     @torch.no_grad()
     def top(self) -> BinaryMasks:
         """The top-K of every real mask; of equal entries the preferred one (D13)."""
-        real_TS = self._on_host().masked_fill_(~self._candidate_TS, -torch.inf)
-        return self._best(real_TS, self._preferred(real_TS))
+        real_TS = self._on_host().masked_fill_(~self.candidate_TS, -torch.inf)
+        return self.best(real_TS, self.preferred_top(real_TS))
 
-    def _preferred(self, real_TS: Tensor) -> Tensor:
+    def preferred_top(self, real_TS: Tensor) -> Tensor:
+        """The K largest entries of every row, whether or not every module is read then (`use_all`)."""
         order_TS = self._preferred_first_TS
-        chosen_TS = largest(real_TS.gather(1, order_TS), self._fan_in_T)
+        chosen_TS = largest(real_TS.gather(1, order_TS), self.fan_in_T)
         return torch.zeros_like(chosen_TS).scatter_(1, order_TS, chosen_TS)
 
-    def _blended(self, real_TS: Tensor) -> BinaryMasks:
-        """The shares of all candidates, which go over to the top-K as the temperature goes to 0."""
-        if not 0 <= self.even < 1:
-            raise ConnectivityError(f"masks.even is {self.even}; it must be at least 0 and below 1.")
-        plain_TS = self._preferred(real_TS)
-        top_TS = self._best(real_TS, plain_TS).mask_TS
-        self.binary.copy_(top_TS)
-        for t in (top_TS != plain_TS).any(dim=1).nonzero().flatten().tolist():  # two that were swapped swap shares too
-            new, old = (top_TS[t] & ~plain_TS[t]).nonzero(), (plain_TS[t] & ~top_TS[t]).nonzero()
-            real_TS[t, new], real_TS[t, old] = real_TS[t, old], real_TS[t, new]
-        share_TS = shares(real_TS, self._candidate_TS, self._fan_in_T, temperature=self.temperature, even=self.even)
-        return read_masks(share_TS, self.layout, self.candidates, self._fan_in_T.tolist())
-
-    def _best(self, score_TS: Tensor, mask_TS: Tensor) -> BinaryMasks:
-        """What masks of the largest scores mean; where all modules are to be used, the best that use them."""
+    def best(self, score_TS: Tensor, mask_TS: Tensor) -> BinaryMasks:
+        """The masks of the largest scores; with `use_all`, the best that leave no module unread."""
         found = self._meaning(mask_TS)
         if not self.use_all or all(found.readers[: self.layout.layers[-1].start]):
             return found
@@ -147,6 +159,10 @@ class ConnectivityMasks(nn.Module):
         rows = [dict(zip(self.candidates[first + t], row, strict=False)) for t, row in enumerate(scores)]
         covered = cover(found.sources, self.candidates, self.layout, lambda target, k: rows[target - first][k])
         return self._meaning(write_mask(covered, self.layout, self.candidates))
+
+    def blended(self, share_TS: Tensor, top_TS: Tensor) -> BinaryMasks:
+        """Masks of shares between 0 and 1, which go over to `top_TS`."""
+        return read_masks(share_TS, self.layout, self.candidates, self.fan_in_T.tolist(), top_TS)
 
     def settled(self) -> BinaryMasks:
         """The frozen masks, or the top-K while they are learned."""
@@ -156,24 +172,6 @@ class ConnectivityMasks(nn.Module):
         """The binary mask of each target, whose gradient the real masks receive as their own."""
         sizes = [len(self.candidates[target]) for target in self.layout.targets]
         return straight_through(self.real, masks.mask_TS, sizes)
-
-    @torch.no_grad()
-    def shape_gradient_(self, kind: str) -> None:
-        """Take from the gradient of each mask its mean over candidates; make it 1 long if its direction counts.
-
-        "none" sets it to zero.
-        """
-        if kind == "plain" or self.real.grad is None:
-            return
-        if kind == "none":
-            self.real.grad.zero_()
-            return
-        grad_TS, candidate_TS = self.real.grad, self._candidate_TS.to(self.real.device)
-        mean_T1 = grad_TS.sum(dim=1, keepdim=True) / candidate_TS.sum(dim=1, keepdim=True)
-        grad_TS.sub_(mean_T1 * candidate_TS)
-        if kind == "direction":
-            length_T1 = grad_TS.norm(dim=1, keepdim=True)
-            grad_TS.div_(torch.where(length_T1 > 0, length_T1, 1.0))
 
     @torch.no_grad()
     def clip_(self) -> None:
@@ -187,7 +185,7 @@ class ConnectivityMasks(nn.Module):
 
     def fix(self, sources: Sources) -> None:
         """Fix the binary masks to a given wiring, of the same fan-in."""
-        for target, expected in zip(self.layout.targets, self._fan_in_T.tolist(), strict=True):
+        for target, expected in zip(self.layout.targets, self.fan_in_T.tolist(), strict=True):
             if len(sources[target]) != expected or not set(sources[target]) <= set(self.candidates[target]):
                 raise ConnectivityError(
                     f"{self.layout.name(target)} cannot read {list(sources[target])}: its fan-in is {expected}, and it "
@@ -197,7 +195,7 @@ class ConnectivityMasks(nn.Module):
 
     def fix_at_random(self, seed: int) -> None:
         """Fix the binary masks to the wiring that `connectivity="random"` has for this seed."""
-        fan_in = self._fan_in_T.tolist()
+        fan_in = self.fan_in_T.tolist()
         self.fix(random_wiring(self.layout, self.candidates, fan_in, seed, use_all=self.use_all))
 
     def _fix(self, mask_TS: Tensor) -> None:
@@ -213,7 +211,7 @@ class ConnectivityMasks(nn.Module):
         self._fixed, self._seen = fixed, (version_of(self.frozen), version_of(self.binary))
 
     def _checked(self, mask_TS: Tensor) -> Tensor:
-        if (mask_TS & ~self._candidate_TS).any() or not torch.equal(mask_TS.sum(dim=1), self._fan_in_T):
+        if (mask_TS & ~self.candidate_TS).any() or not torch.equal(mask_TS.sum(dim=1), self.fan_in_T):
             raise ConnectivityError(
                 "the frozen binary masks do not have as many sources a target as its fan-in: the saved state is "
                 "damaged, or buffers were averaged (AveragedModel with use_buffers=True)."
@@ -226,7 +224,7 @@ class ConnectivityMasks(nn.Module):
     def _on_host(self) -> Tensor:
         """The real masks, checked: every entry is finite and in [0, 1]. On the meta device all candidates are equal."""
         if self.real.is_meta:
-            return self._candidate_TS.to(self.real.dtype)
+            return self.candidate_TS.to(self.real.dtype)
         real_TS = self.real.detach().to("cpu", copy=True)
         wrong_TS = ~((real_TS >= 0) & (real_TS <= 1 + 1e-6))
         if wrong_TS.any():
@@ -256,26 +254,72 @@ class ConnectivityMasks(nn.Module):
         return self
 
     def get_extra_state(self) -> Tensor:
-        """The state of the generator, so that a restored stack continues the same sequence of draws."""
-        return self.generator.get_state()
+        """The state of the generator, so that a restored stack continues the same draws, and `how` as JSON."""
+        how = json.dumps(plain(self.how)).encode()
+        return torch.cat([self.generator.get_state(), torch.tensor(list(how), dtype=torch.uint8, device="cpu")])
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Restore the generator."""
+        """Restore the generator, and `how` unless `mc.attach` has chosen it."""
+        size = len(self.generator.get_state())
         try:
-            self.generator.set_state(state.cpu())
-        except (AttributeError, RuntimeError, TypeError) as error:
-            raise CheckpointError(f"the saved state of the mask generator is damaged: {error}") from None
+            self.generator.set_state(state[:size].cpu())
+            text = bytes(state[size:].tolist()).decode()
+            how = from_plain(json.loads(text)) if text else self.how  # version 0.1 saved the generator only
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError, ConfigError) as error:
+            raise CheckpointError(f"the saved state of the masks is damaged: {error}") from None
+        if not self.attached:
+            self.how = how
+        elif how != self.how and not self.frozen:
+            self.progress.zero_()
+            warnings.warn(
+                f"the saved masks learned by {how}; mc.attach has set {self.how} here, which starts at its first step.",
+                stacklevel=2,
+            )
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        expected = {"source": self._source_TS, "fan_in": self._fan_in_T}
+        expected = {"source": self._source_TS, "fan_in": self.fan_in_T}
         for name, what in (("source", "other candidate sources"), ("fan_in", "another fan-in")):
             saved = state_dict.get(prefix + name)
             if saved is not None and not torch.equal(saved.cpu(), expected[name]):
                 raise CheckpointError(f"the saved masks {prefix.rstrip('.')!r} have {what} than this stack.")
+        if prefix + "real" in state_dict:  # version 0.1 did not save the progress
+            state_dict.setdefault(prefix + "progress", torch.zeros_like(self.progress))
         super()._load_from_state_dict(state_dict, prefix, *args)
         self._seen = None
 
     def extra_repr(self) -> str:
         """What `print(model)` says of the masks."""
         state = "frozen" if self.is_frozen else "learning"
-        return f"{len(self._fan_in_T)} targets, {self.entries} candidate connections, {state}"
+        return f"{len(self.fan_in_T)} targets, {self.entries} candidate connections, {state}"
+
+
+def read_masks(
+    mask_TS: Tensor,
+    layout: Layout,
+    candidates: Sources,
+    fan_in: Sequence[int] | None = None,
+    top_TS: Tensor | None = None,
+) -> BinaryMasks:
+    """The wiring that a matrix of masks means; `fan_in` (one number per target) and `top_TS` of blended ones only."""
+    active: list[tuple[int, ...]] = [()] * layout.targets.start
+    for target, row in zip(layout.targets, mask_TS.tolist(), strict=True):
+        active.append(tuple(k for k, on in zip(candidates[target], row, strict=False) if on))
+    sources = tuple(active)
+    count = Counter(k for row in sources for k in row)
+    alive = reaching_output(sources, layout.outputs)
+    readers = tuple(count[k] for k in range(len(sources)))
+    counts = tuple(map(len, sources)) if fan_in is None else (*[0] * layout.targets.start, *fan_in)
+    return BinaryMasks(mask_TS, sources, counts, alive, readers, top_TS)
+
+
+def write_mask(sources: Sources, layout: Layout, candidates: Sources) -> Tensor:
+    """The matrix of binary masks that means `sources`."""
+    chosen = [set(row) for row in sources]
+    return padded([[k in chosen[j] for k in candidates[j]] for j in layout.targets], 0).bool()
+
+
+def padded(rows: Sequence[Sequence[int]], padding: int) -> Tensor:
+    """Rows of different length as one matrix, on the host whatever the default device is."""
+    width = max(map(len, rows), default=0)
+    filled = [[*row, *[padding] * (width - len(row))] for row in rows]
+    return torch.tensor(filled, dtype=torch.int64, device="cpu").reshape(len(rows), width)

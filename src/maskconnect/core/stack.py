@@ -6,26 +6,30 @@ last module's (layered: the aggregate of all branches of the last layer).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
+import torch
 from torch import Size, Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from maskconnect.core.arguments import (
-    check_credit,
+from maskconnect.core.aggregate import with_zero_gradient
+from maskconnect.core.checks import (
+    GrowthWatch,
     check_options,
     decay_of,
     fan_in_of_targets,
     fixed_sources,
     register,
 )
-from maskconnect.core.forward import ForwardPass
-from maskconnect.core.growth import GrowthWatch
-from maskconnect.core.inflight import InFlight, backward_pass
 from maskconnect.core.inputs import Inputs
 from maskconnect.core.masks import ConnectivityMasks
-from maskconnect.core.outputs import Shapes
+from maskconnect.core.outputs import Outputs, Shapes
+from maskconnect.core.replay import InFlight, backward_pass
+
+MOST_SHAPES = 64
+"""For how many shapes of its input a stack remembers the output shapes of its modules."""
 
 
 class MaskedStack(nn.Module):
@@ -41,7 +45,7 @@ class MaskedStack(nn.Module):
         connectivity: "learned", or fixed: "prev" (the module before), "full" (all candidates), "random"
             (K of them, seeded), or an explicit wiring in the form of `wiring`, such as `mc.wiring_of` returns.
         aggregation: how the sources of a target are joined:
-            "mean", "sum", "root" (the sum over the root of K);
+            "mean", or "sum";
             "residual": modules return a pair (residual, shortcut), as `mc.Residual` does; residuals are summed,
             shortcuts averaged, and a ReLU follows;
             "stream": modules return what they add to a stream that starts as the input of the stack. A target reads
@@ -52,8 +56,6 @@ class MaskedStack(nn.Module):
             only the active ones and a mask of ones.
         align: `fn(source, shape) -> tensor`, where outputs differ in shape in a way that subsampling and
             zero-padded channels do not handle. `shape` is the output shape of the module just before the target.
-        mask_credit: what of a source counts for its mask: the "whole" of it, as in the paper, or what is "new" in it,
-            without its part along the join of the target; with "mean", "residual", "sum" and "root" only.
         mask_init: where the real masks start: "uniform", or how much less likely each candidate is than the next nearer
             one (layered: than the branch before it, counted from the own index): 0.1 is a tenth, and 0.01 draws almost
             nothing but the nearest K.
@@ -62,6 +64,8 @@ class MaskedStack(nn.Module):
             make room.
         seed: of the draws and of random connectivity. Stacks of one size and one seed draw alike: give each its own.
     """
+
+    runs_its_modules = True  # and so can leave some out
 
     def __init__(
         self,
@@ -73,15 +77,13 @@ class MaskedStack(nn.Module):
         aggregation: str | Callable[[Sequence[Any], Tensor], Any] = "mean",
         align: Callable[[Tensor, Size], Tensor] | None = None,
         mask_init: str | float = "uniform",
-        mask_credit: str = "whole",
         use_all: bool = False,
         seed: int = 0,
     ) -> None:
         super().__init__()
         check_options(aggregation, align, use_all, seed)
-        check_credit(mask_credit, aggregation)
         self.blocks, self.layout = register(modules, aggregation)
-        self.aggregation, self.align, self.mask_credit = aggregation, align, mask_credit
+        self.aggregation, self.align = aggregation, align
         every = self.layout.candidates()
         candidates = every if wiring is None else self.layout.from_plain(wiring, what="wiring")
         counts = fan_in_of_targets(fan_in, self.layout, candidates)
@@ -108,12 +110,40 @@ class MaskedStack(nn.Module):
         return self.layout.to_plain(self.masks.settled().sources)
 
     def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run the modules in order, each on the aggregate of its active sources; extra arguments go to all."""
-        inputs = self.begin()
-        run = ForwardPass(modules=self.flat(), inputs=inputs, align=self.align, shapes=self._shapes)
-        output = run(x, *args, **kwargs)
-        self.end(inputs, run.second, output)
-        return output
+        """Run the modules in order, each on the aggregate of its active sources; extra arguments go to all.
+
+        While masks are learned every module runs, because the gradient of the masks needs the output of every
+        candidate; one that nothing reads runs without a graph. Afterwards only modules that can reach the output run.
+        """
+        inputs, modules = self.begin(), self.flat()
+        alive = inputs.masks.alive
+        if not args and not kwargs and (fast := inputs.at_once(modules, x)) is not None:
+            output = fast if inputs.learning else reaching_idle_parameters(fast, modules, alive)
+            return self.end(inputs, output)
+        key = self.shape_key(inputs, (x, args, kwargs))
+        known = self._shapes.get(key)
+        outputs = inputs.outputs(x, self.align, known)
+        for layer, members in enumerate(self.layout.layers):
+            together = inputs.layer(layer, outputs) if inputs.by_layer and layer else {}
+            for number in members:
+                module = modules[number]
+                if not inputs.runs(number) and (inputs.by_layer or known is not None):  # else its shape is needed
+                    outputs.skip()
+                    continue
+                sources = [] if inputs.by_layer else inputs.sources(number, outputs)
+                with nullcontext() if alive[number] else without_trace(module, probing=not inputs.learning):
+                    if layer == 0:
+                        read = inputs.first(x, number)
+                    else:
+                        read = together[number] if inputs.by_layer else inputs.one(number, sources)
+                    if number == len(modules) - 1:
+                        read = reaching_idle_parameters(read, modules, alive)
+                    outputs.append(module(read, *args, **kwargs))
+        if key is not None and known is None and not all(alive):
+            if len(self._shapes) >= MOST_SHAPES:
+                self._shapes.clear()
+            self._shapes[key] = outputs.shapes()
+        return self.end(inputs, inputs.output(outputs), outputs)
 
     def begin(self) -> Inputs:
         """Begin a forward pass: draw masks, or take those that hold."""
@@ -129,17 +159,27 @@ class MaskedStack(nn.Module):
             real=self.masks.real,
             rows=self.masks.rows(masks) if learning else None,
             aggregation=self.aggregation,
-            credit=self.mask_credit,
+            credit=self.masks.how.credit,
             scales=self.scales,
         )
 
-    def end(self, inputs: Inputs, second: Any, output: Any) -> None:
-        """End a forward pass: remember its masks, and look at how activations grow from the second layer's input on."""
-        if inputs.rows is not None and backward_pass() is None:
+    def end(self, inputs: Inputs, output: Any, outputs: Outputs | None = None) -> Any:
+        """End a forward pass: remember its masks, and check that activations do not grow without bound."""
+        if inputs.learning and backward_pass() is None:
             tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
             self._in_flight.remember(inputs.masks, tensors)
-        if self.training:
-            self._growth.look(second, output)
+        if self.training and outputs is not None:
+            self._growth.look(outputs.found[0], output)
+        return output
+
+    def shape_key(self, inputs: Inputs, given: Any) -> tuple[Any, ...] | None:
+        """What the output shapes depend on, where they can be looked up: not while learning, when every module runs."""
+        leaves = tree_leaves(given)
+        nested = any(isinstance(leaf, Tensor) and leaf.is_nested for leaf in leaves)
+        if inputs.learning or nested or torch.compiler.is_compiling():
+            return None
+        key = tuple(leaf.shape if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+        return key if all(isinstance(leaf, Hashable) for leaf in key) else None
 
     def described_aggregation(self) -> str:
         """Its name, or "own" where it is the user's."""
@@ -154,3 +194,33 @@ class MaskedStack(nn.Module):
     def extra_repr(self) -> str:
         """What `print(model)` says of the stack."""
         return f"aggregation={getattr(self.aggregation, '__name__', self.aggregation)}"
+
+
+@contextmanager
+def without_trace(module: nn.Module, *, probing: bool) -> Iterator[None]:
+    """Run a module that nothing reads: without a graph and, where only its shape is asked for, in eval mode."""
+    training = [part for part in module.modules() if part.training] if probing else []
+    devices = [p.device for p in module.parameters() if p.is_cuda][:1]
+    fork = torch.random.fork_rng(devices) if probing and not torch.compiler.is_compiling() else nullcontext()
+    try:
+        for part in training:
+            part.training = False  # no dropout is drawn, no statistics move
+        with torch.no_grad(), fork:
+            yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+def reaching_idle_parameters(x: Any, modules: Sequence[nn.Module], alive: Sequence[bool]) -> Any:
+    """x, through which the parameters of modules that nothing reads get a gradient of zero, not None (D14)."""
+    if not torch.is_grad_enabled() or all(alive):
+        return x
+    idle = [module for module, on in zip(modules, alive, strict=True) if not on]
+    parameters = [p for module in idle for p in module.parameters() if p.requires_grad]
+    leaves, tree = tree_flatten(x)
+    for i, leaf in enumerate(leaves):
+        if parameters and isinstance(leaf, Tensor) and leaf.is_floating_point():
+            leaves[i] = with_zero_gradient(leaf, parameters)
+            return tree_unflatten(leaves, tree)
+    return x

@@ -63,7 +63,7 @@ def _control(row: Row, name: str) -> Row:
         return Row(row.recipe, (*row.settings, "model.connectivity=random"), control=name)
     if name == "draws":
         label = f"Drawn, not learned, K={fan_in_of(model)}"
-        return Row(row.recipe, (*row.settings, "training.mask_gradient=none"), control=name, label=label)
+        return Row(row.recipe, (*row.settings, "learning.gradient=none"), control=name, label=label)
     if name == "sum":
         label = f"{wiring_name(model)}, literal sum"
         return Row(row.recipe, (*row.settings, "model.aggregation=sum"), control=name, label=label)

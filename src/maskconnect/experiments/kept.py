@@ -19,7 +19,7 @@ from maskconnect.recipes.write import assignments
 from maskconnect.training.files import write_atomically
 from maskconnect.training.folder import DATA, RunFolder, find_runs
 
-FORMAT = 1
+FORMAT = 2
 STARTS = ("time", "commit", "device", "precision", "cpu", "cuda", "threads", "torch")
 """What is kept of how a run was started."""
 
@@ -71,7 +71,9 @@ def of_file(path: Path) -> Result:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read: {error}; name a run folder or a kept result.") from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise ConfigError(f"{path} is no kept result of this version of maskconnect.")
+        old = isinstance(found, dict) and found.get("format") == 1
+        hint = "; tools/new_format.py converts results of format 1" if old else ""
+        raise ConfigError(f"{path} is not a kept result of this version of maskconnect{hint}.")
     try:
         recipe = read(Recipe, found["recipe"])
         summary, starts = dict(found["summary"]), tuple(map(dict, found["starts"]))

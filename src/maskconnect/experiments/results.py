@@ -10,7 +10,7 @@ from pathlib import Path
 from maskconnect.experiments.grid import Grid
 from maskconnect.experiments.sweep import Outcome
 from maskconnect.training.files import write_atomically
-from maskconnect.training.show import duration
+from maskconnect.training.progress import duration
 from maskconnect.training.statistics import statistic
 
 FILE = "results.csv"

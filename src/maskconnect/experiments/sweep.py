@@ -20,7 +20,7 @@ from maskconnect.experiments.grid import Cell, Grid
 from maskconnect.experiments.kept import Kept, Result
 from maskconnect.training.files import LOCK, lock, write_atomically
 from maskconnect.training.folder import RunFolder
-from maskconnect.training.show import Silent, duration
+from maskconnect.training.progress import Silent, duration
 from maskconnect.training.stop import Stopped, StopRequests
 
 LIST = "sweep.json"

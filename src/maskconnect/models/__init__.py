@@ -14,6 +14,9 @@ __all__ = ["Classifier", "ResNeXtSpec", "ResNetSpec", "build", "read_spec", "res
 
 FAMILIES: dict[str, type[ResNetSpec] | type[ResNeXtSpec]] = {spec.FAMILY: spec for spec in (ResNetSpec, ResNeXtSpec)}
 
+RETIRED = ("mask_credit",)
+"""Options of networks that version 0.1 saved; a trained network does not need them."""
+
 
 def build(spec: ResNetSpec | ResNeXtSpec) -> Classifier:
     """The network that `spec` describes."""
@@ -26,7 +29,7 @@ def build(spec: ResNetSpec | ResNeXtSpec) -> Classifier:
 
 def read_spec(found: Mapping[str, Any]) -> ResNetSpec | ResNeXtSpec:
     """The spec that `spec.describe()` described."""
-    options = dict(found)
+    options = {name: value for name, value in found.items() if name not in RETIRED}
     family = options.pop("family", None)
     if family not in FAMILIES:
         raise unknown_name("the family of networks", family, FAMILIES)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from maskconnect.core.layerwise import Layer, LayerAggregation, Reader
+from maskconnect.core.layers import Layer, LayerAggregation, Reader
 from maskconnect.errors import ConfigError
 from maskconnect.models.blocks import conv
 from maskconnect.models.groups import GroupedBatchNorm2d, normalise, normalise_with, track_
@@ -143,10 +143,10 @@ class ResidualSum(JoinedBranches):
             sums = self.norms[layer](sums, {j for j, reader in enumerate(readers) if reader.alive})
         return [F.relu(sums[j] + reader.total(shortcut, reader.fan_in)) for j, reader in enumerate(readers)]
 
-    def at_once(self, layers: Sequence[Layer], x: Any) -> tuple[Tensor, Tensor] | None:
+    def at_once(self, layers: Sequence[Layer], x: Any) -> Tensor | None:
         """All branches of all modules in a few wide operations, where they are as `mc.resnext` built them."""
-        from maskconnect.models.at_once import Branched, run  # they know branches
-        from maskconnect.models.covered import covers
+        from maskconnect.models.resnext_fast.at_once import Branched, run  # they know branches
+        from maskconnect.models.resnext_fast.covered import covers
 
         if not covers(self, layers, x):
             return None

@@ -21,7 +21,6 @@ from typing import Any, ClassVar, cast
 
 from torch import nn
 
-from maskconnect.core.arguments import check_credit
 from maskconnect.core.residual import mean_fan_in_of_readers
 from maskconnect.core.stack import MaskedStack
 from maskconnect.models.blocks import (
@@ -54,7 +53,6 @@ class ResNetSpec(Spec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_credit(self.mask_credit, self.aggregation)
         assert self.stages  # checks the depth
 
 
@@ -86,7 +84,6 @@ def build_resnet(spec: ResNetSpec) -> Classifier:
         connectivity=spec.connectivity,
         aggregation=spec.aggregation,
         mask_init=spec.mask_init,
-        mask_credit=spec.mask_credit,
         use_all=spec.use_all,
         seed=spec.seed,
     )
@@ -116,7 +113,6 @@ def resnet(
     stem: str = "cifar",
     in_channels: int = 3,
     mask_init: str | float = "uniform",
-    mask_credit: str = "whole",
     use_all: bool = False,
     seed: int = 0,
 ) -> Classifier:
@@ -129,12 +125,11 @@ def resnet(
         connectivity: "learned", "prev" (plain ResNet), "random", "full", or an explicit wiring.
         aggregation: how the blocks that a block reads are joined (D1): "mean" of whole blocks; "residual", residuals
             summed and shortcuts averaged, as in `mc.resnext`; "stream", the stem plus residuals, with activations
-            first; "root" (the sum over the root of K), "scaled" (a learned factor per connection, at first 1/K), or
-            "sum" as the paper writes it, which explodes.
+            first; "scaled" (a learned factor per connection, at first 1/K), or "sum" as the paper writes it, which
+            explodes.
         stem: "cifar" (3x3), "mini" (3x3 and a max pool) or "imagenet" (7x7 and a max pool, bottleneck blocks).
         in_channels: of the images.
-        mask_init, mask_credit, use_all: where the real masks start, what they learn by, and whether every block is to
-            be read, as in `mc.MaskedStack`.
+        mask_init, use_all: where the real masks start, and whether every block is to be read, as in `mc.MaskedStack`.
         seed: of the draws and of random connectivity. The weights come from torch's own generator.
     """
     return build_resnet(
@@ -147,7 +142,6 @@ def resnet(
             stem=stem,
             in_channels=in_channels,
             mask_init=mask_init,
-            mask_credit=mask_credit,
             use_all=use_all,
             seed=seed,
         )

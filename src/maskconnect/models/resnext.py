@@ -56,7 +56,6 @@ class ResNeXtSpec(Spec):
         positive("width", self.width)
         positive("cardinality", self.cardinality)
         one_of("norm", self.norm, NORMS)
-        one_of("mask_credit", self.mask_credit, ("whole",))
         if self.norm == "sum" and self.aggregation != "residual":
             raise ConfigError(
                 f"norm='sum' normalises the sum of residuals, which aggregation={self.aggregation!r} does not form; "
@@ -113,7 +112,6 @@ def build_resnext(spec: ResNeXtSpec) -> Classifier:
         connectivity=spec.connectivity,
         aggregation=aggregation,
         mask_init=spec.mask_init,
-        mask_credit=spec.mask_credit,
         use_all=spec.use_all,
         seed=spec.seed,
     )

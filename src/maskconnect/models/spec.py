@@ -15,7 +15,7 @@ class Spec:
     """The part of a description that is the same for every family. `connectivity` is that of `mc.MaskedStack`."""
 
     FAMILY: ClassVar[str]
-    AGGREGATIONS: ClassVar[tuple[str, ...]] = ("mean", "residual", "stream", "sum", "root", "scaled")
+    AGGREGATIONS: ClassVar[tuple[str, ...]] = ("mean", "residual", "stream", "sum", "scaled")
 
     depth: int
     num_classes: int
@@ -25,7 +25,6 @@ class Spec:
     stem: str = "cifar"
     in_channels: int = 3
     mask_init: str | float = "uniform"
-    mask_credit: str = "whole"
     use_all: bool = False
     seed: int = 0
 

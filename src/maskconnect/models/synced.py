@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from maskconnect.core.reference import first_order
 from maskconnect.errors import ConfigError
 from maskconnect.models.groups import GroupedBatchNorm2d, Statistics, track_
-from maskconnect.models.norms import exact_moments
+from maskconnect.models.resnext_fast.norms import exact_moments
 
 
 class SyncedBatchNorm2d(nn.BatchNorm2d):

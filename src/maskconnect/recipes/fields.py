@@ -13,6 +13,18 @@ from maskconnect.errors import ConfigError
 T = TypeVar("T")
 
 
+MOVED = {
+    "model.mask_credit": "learning.credit",
+    "training.mask_gradient": "learning.gradient",
+    "phase.temperature": "learning.temperature",
+    "phase.cool_to": "learning.cool (true or false)",
+    "phase.blend": 'learning.way (way = "blend")',
+    "phase.even": "learning.uniform_floor",
+}
+"""Where fields of version 0.1 are now."""
+REMOVED = {"training.mask_momentum": "masks have no momentum"}
+
+
 def read(kind: type[T], table: object, path: str = "") -> T:
     """The dataclass `kind` made from a table; `path` is where in the recipe that table stands."""
     if not isinstance(table, dict):
@@ -35,10 +47,15 @@ def read(kind: type[T], table: object, path: str = "") -> T:
 
 
 def unknown_field(path: str, key: str, known: Collection[str]) -> ConfigError:
-    """The error for a key that is no field, with the nearest one that is."""
+    """The error for a key that is not a field, with the nearest one that is."""
+    old = f"{path.partition('.')[0]}.{key}"
+    if old in MOVED:
+        return ConfigError(f"{_join(path, key)} is now {MOVED[old]}; tools/new_format.py converts recipes and results.")
+    if old in REMOVED:
+        return ConfigError(f"{_join(path, key)} was removed: {REMOVED[old]}; leave it out.")
     near = difflib.get_close_matches(key, known, n=1)
     hint = f"did you mean {_join(path, near[0])}?" if near else f"{path or 'a recipe'} has: {', '.join(known)}."
-    return ConfigError(f"{_join(path, key)} is no field; {hint}")
+    return ConfigError(f"{_join(path, key)} is not a field; {hint}")
 
 
 def _value(kind: Any, value: Any, path: str) -> Any:

@@ -7,11 +7,11 @@ written "none".
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from maskconnect.core.arguments import decay_of, fan_in_of_targets, fixed_sources
-from maskconnect.core.loop import GRADIENTS
+from maskconnect.core.checks import decay_of, fan_in_of_targets, fixed_sources
+from maskconnect.core.learning import UNIFORM_FLOOR, Blend, Draw, check_credit
 from maskconnect.core.wiring import Layout
 from maskconnect.data.augment import Augmentation
 from maskconnect.data.catalog import NAMES
@@ -21,6 +21,7 @@ from maskconnect.models import ResNetSpec, ResNeXtSpec
 DEEPEST = 10_000
 ARCHITECTURES = ("resnet", "resnext")
 LABELS = ("fine", "coarse")
+WAYS = ("draw", "blend")
 JOINS = {"resnet": "mean", "resnext": "residual"}
 """How a recipe that does not name its aggregation joins sources. Every recipe that is written names it, so that results
 keep their meaning whatever becomes the default of `mc.resnet`."""
@@ -72,11 +73,10 @@ class Network:
     cardinality: int | None = None  # of resnext: branches of a module
     fan_in: int | None = None  # K
     connectivity: Any = "learned"  # or "prev", "full", "random", or an explicit wiring
-    aggregation: str | None = None  # "residual", "mean", "sum"; resnet also "stream", "root", "scaled". Left out: JOINS
+    aggregation: str | None = None  # "residual", "mean", "sum"; resnet also "stream", "scaled". Left out: JOINS
     norm: str | None = None  # of resnext: "branch" (the default) or "sum"
     stem: str = "cifar"  # or "mini", "imagenet"
     mask_init: str | float = "uniform"
-    mask_credit: str = "whole"  # what of a source counts for its mask: "whole" as in the paper, or what is "new" in it
     use_all: bool = False  # whether every block is to be read by another, in every draw and at the freeze
 
     def __post_init__(self) -> None:
@@ -117,7 +117,6 @@ class Network:
             **{"depth": self.depth, "fan_in": self.fan_in, "connectivity": self.connectivity, "stem": self.stem},
             **{
                 "mask_init": self.mask_init,
-                "mask_credit": self.mask_credit,
                 "use_all": self.use_all,
                 "num_classes": num_classes,
                 "in_channels": in_channels,
@@ -146,10 +145,6 @@ class Training:
     weight_decay: float
     momentum: float = 0.9
     nesterov: bool = False
-    mask_gradient: str = (
-        "plain"  # what masks are updated with: "plain" as in the paper, "centred", "direction"; "none": never
-    )
-    mask_momentum: float = 0.0
     norm_group: int | None = None  # batch norm sees so many images at a time, as on one GPU of the paper; else all
     accumulate: int = 1  # a batch goes through the network in so many parts, to save memory
     reestimate: int = 0  # by so many batches are batch-norm statistics found anew for the frozen wiring (D11)
@@ -168,11 +163,49 @@ class Training:
             )
         _rate("training.weight_decay", self.weight_decay)
         _part("training.momentum", self.momentum)
-        _part("training.mask_momentum", self.mask_momentum)
-        if self.mask_gradient not in GRADIENTS:
-            raise unknown_name("training.mask_gradient", self.mask_gradient, GRADIENTS)
         if self.nesterov and not self.momentum:
             raise ConfigError("training.nesterov needs a training.momentum above 0.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learning:
+    """How masks learn: `mc.Draw` or `mc.Blend`, whose defaults hold where nothing is given."""
+
+    way: str = "draw"  # "draw" K sources in every pass, as in the paper, or "blend" all candidates
+    gradient: str = "default"  # "plain" (the default of draw), "direction" (of blend), or "none": a control
+    credit: str = "whole"  # what of a source counts for its mask: "whole" as in the paper, or what is "new" in it
+    temperature: float | None = None  # of draw: 1 as in the paper, 0 reads the top-K instead of drawing
+    cool: bool | None = None  # of draw: whether draws become the top-K over all steps that masks learn for
+    uniform_floor: float | None = None  # of blend: the part of each mask that is spread evenly over its candidates
+
+    def __post_init__(self) -> None:
+        if self.way not in WAYS:
+            raise unknown_name("learning.way", self.way, WAYS)
+        drawing = self.way == "draw"
+        for name in ("uniform_floor",) if drawing else ("temperature", "cool"):
+            if getattr(self, name) is not None:
+                raise ConfigError(
+                    f"learning.{name} is {getattr(self, name)}; learning.way={self.way!r} has no such field."
+                )
+        try:
+            how = self.how(steps=1)
+        except ConfigError as error:
+            raise ConfigError(f"learning.{error}") from None
+        resolved: dict[str, Any] = {"gradient": how.gradient}
+        if isinstance(how, Draw):
+            resolved |= {"temperature": how.temperature, "cool": bool(self.cool)}
+        else:
+            resolved["uniform_floor"] = how.uniform_floor
+        for name, value in resolved.items():
+            object.__setattr__(self, name, value)
+
+    def how(self, steps: int) -> Draw | Blend:
+        """The way to learn for this number of steps."""
+        names = ("gradient", "credit", "temperature", "uniform_floor")
+        given = {name: getattr(self, name) for name in names if getattr(self, name) not in (None, "default")}
+        if self.way == "blend":
+            return Blend(steps=steps, **given)
+        return Draw(steps=steps if self.cool else None, **given)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,26 +216,11 @@ class Phase:
     epochs: int
     lr: float
     mask_lr: float = 0.0
-    temperature: float = 1.0  # of the draws: 1 as in the paper, 0 takes the top-K itself
-    cool_to: float | None = None  # the temperature goes from there to here, step by step
-    blend: bool = False  # whether to read all candidates, each in part, where the paper draws K of them
-    even: float = 0.0  # how much of each mask is spread evenly over its candidates then: none is given up untrained
 
     def __post_init__(self) -> None:
         _at_least(1, f"phase.{self.name}.epochs", self.epochs)
         _rate(f"phase.{self.name}.lr", self.lr)
         _rate(f"phase.{self.name}.mask_lr", self.mask_lr)
-        _rate(f"phase.{self.name}.temperature", self.temperature)
-        if self.cool_to is not None:
-            _rate(f"phase.{self.name}.cool_to", self.cool_to)
-        if self.blend and self.cool_to != 0:
-            raise ConfigError(
-                f"phase.{self.name}.blend is true; then phase.{self.name}.cool_to must be 0.0, so that at its end "
-                "K sources are read as a whole, and no other."
-            )
-        _part(f"phase.{self.name}.even", self.even)
-        if self.even and not self.blend:
-            raise ConfigError(f"phase.{self.name}.even is {self.even}, which takes phase.{self.name}.blend=true.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,6 +236,7 @@ class Recipe:
     augmentation: Augmentation
     model: Network
     training: Training
+    learning: Learning = Learning()
     phase: tuple[Phase, ...]
 
     def __post_init__(self) -> None:
@@ -235,14 +254,14 @@ class Recipe:
             raise ConfigError(
                 f"model.connectivity is 'learned', but phase.{found[0]}.mask_lr is 0; set it, to 0.3 perhaps."
             )
-
-        if self.training.mask_gradient == "none" and any(
-            p.blend or 0 in (p.temperature, p.cool_to) for p in self.phase
-        ):
-            raise ConfigError(
-                "training.mask_gradient is 'none', a control that draws from uniform masks; set blend to false, and "
-                "temperature and cool_to above 0."
-            )
+        if self.learning.way == "blend" and self.learning.uniform_floor is None:
+            floor = UNIFORM_FLOOR if self.model.mask_init == "uniform" else 0.0
+            object.__setattr__(self, "learning", replace(self.learning, uniform_floor=floor))
+        if self.learning.credit == "new":
+            try:
+                check_credit("new", self.model.aggregation if self.model.architecture == "resnet" else None)
+            except ConfigError as error:
+                raise ConfigError(f"learning.{error}") from None
 
     @property
     def epochs(self) -> int:
@@ -254,10 +273,14 @@ class Recipe:
         """Whether connectivity is learned, or fixed from the start."""
         return bool(self.model.connectivity == "learned")
 
+    def steps_of_learning(self, batches: int) -> int:
+        """For how many steps masks learn, where an epoch has this number of batches."""
+        return batches * sum(phase.epochs for phase in self.phase if phase.mask_lr)
+
     @property
     def frozen_to(self) -> str:
         """The wiring that masks are frozen to, in words."""
-        return "a random wiring" if self.training.mask_gradient == "none" else "top-K"
+        return "a random wiring" if self.learning.gradient == "none" else "top-K"
 
 
 def _at_least(least: int, name: str, found: object) -> None:

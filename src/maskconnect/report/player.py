@@ -10,8 +10,7 @@ from typing import Any
 from maskconnect.report.charts import bands_of
 from maskconnect.report.drawing import crowding, daylight
 from maskconnect.report.runs import Frame, Run
-from maskconnect.report.scene import Scene
-from maskconnect.report.wires import Wires, usual_wires
+from maskconnect.report.wires import Scene, Wires, usual_wires
 
 ROOM = 900_000
 """How many characters the frames of all runs of a page may take together."""

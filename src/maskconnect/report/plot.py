@@ -1,4 +1,9 @@
-"""A chart as SVG for the page, by hand: its colours are those of the page, in the dark and in the light."""
+"""A chart as SVG for the page.
+
+`figures.py` draws the same charts with matplotlib, as files for papers. The page cannot use those: it works without
+matplotlib, which is an optional extra, its colours follow the reader's light or dark mode, and its script finds the
+points of a line to show their values.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from maskconnect.core.arguments import fan_in_of_targets, fixed_sources
+from maskconnect.core.checks import fan_in_of_targets, fixed_sources
 from maskconnect.core.masks import ConnectivityMasks
 from maskconnect.core.stack import MaskedStack
 from maskconnect.core.wiring import Layout

@@ -10,7 +10,7 @@ from typing import Any
 from maskconnect.recipes.schema import Paper
 from maskconnect.report.groups import Group
 from maskconnect.report.runs import Run
-from maskconnect.training.show import duration
+from maskconnect.training.progress import duration
 from maskconnect.training.statistics import statistic
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from maskconnect.errors import ConfigError, MaskConnectError
 from maskconnect.report import charts, figures
-from maskconnect.report.draw import NOTE, write
-from maskconnect.report.drawing import Drawing, Panel
+from maskconnect.report.drawing import NOTE, Drawing, Panel, write
 from maskconnect.report.groups import groups_of
 from maskconnect.report.mistakes import confusion_of
 from maskconnect.report.page import MARK, page

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from maskconnect.core.loop import masks_of
-from maskconnect.core.prune import prune
+from maskconnect.core.lookup import masks_of
 from maskconnect.errors import ConfigError, ConnectivityError, MaskConnectError, need
+from maskconnect.pruning.prune import prune
 from maskconnect.ship.checked import Run, Runner, checked_place, first_line, images_like, write_checked
 from maskconnect.ship.preprocessing import FIELDS, Preprocessing, from_description
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from maskconnect.core.loop import masks_of
+from maskconnect.core.lookup import masks_of
 from maskconnect.errors import ConfigError, integer
 
 WARM_UP = 2

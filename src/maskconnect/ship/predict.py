@@ -16,8 +16,8 @@ from torch import Tensor
 from maskconnect.errors import CheckpointError, ConfigError, DataError, integer
 from maskconnect.ship.preprocessing import Preprocessing
 from maskconnect.ship.saved import Saved
-from maskconnect.training.evaluate import TOP, evaluating
 from maskconnect.training.options import device_of
+from maskconnect.training.predictions import TOP, evaluating
 
 BATCH = 32
 """How many pictures go through the network at a time."""

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from maskconnect.core.compare import tolerance
-from maskconnect.core.loop import masks_of
-from maskconnect.core.prune import prune_and_compare, pruned_parameters
+from maskconnect.core.lookup import masks_of
 from maskconnect.errors import ConfigError, integer
 from maskconnect.models import Classifier, ResNetSpec, build, read_spec
+from maskconnect.pruning.prune import prune_and_compare, pruned_parameters
+from maskconnect.pruning.verify import tolerance
 from maskconnect.ship.measure import Times, latency, macs
 from maskconnect.ship.random_pruning import RandomPruning, random_pruning
 from maskconnect.ship.saved import Saved

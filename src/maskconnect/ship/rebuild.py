@@ -11,16 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from maskconnect.core.compare import difference
-from maskconnect.core.count import stacks_of
-from maskconnect.core.graphs import notes_of
-from maskconnect.core.loop import masks_of
-from maskconnect.core.plan import Plan
-from maskconnect.core.prune import apply
+from maskconnect.core.count import prunable_stacks_of
+from maskconnect.core.lookup import masks_of
 from maskconnect.core.stack import MaskedStack
 from maskconnect.errors import CheckpointError, ConfigError, MaskConnectError
 from maskconnect.models import Classifier, build, read_spec
 from maskconnect.models.groups import GroupedBatchNorm2d, group_norms_
+from maskconnect.pruning.graphs import notes_of
+from maskconnect.pruning.plan import Plan
+from maskconnect.pruning.prune import apply
+from maskconnect.pruning.verify import difference
 
 MOST_LAYERS = 100_000
 PROBE = 64
@@ -105,7 +105,7 @@ def _compare_stacks(network: nn.Module, described: Mapping[str, Any], where: str
 def _pruned(model: nn.Module, described: Mapping[str, Any]) -> nn.Module:
     """The model, wired and pruned as described."""
     plans = {}
-    for name, stack in stacks_of(model):
+    for name, stack in prunable_stacks_of(model):
         if name not in described["stacks"]:
             raise CheckpointError(f"the model has a stack {name!r}; the saved network had none of that name.")
         stack.masks.fix(stack.layout.from_plain(described["stacks"][name]["wiring"], what="the saved wiring"))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from maskconnect.core.loop import masks_of
+from maskconnect.core.lookup import masks_of
 from maskconnect.errors import CheckpointError, ConfigError
 from maskconnect.ship import saved
 from maskconnect.ship.preprocessing import of_recipe
 from maskconnect.ship.saved import Saved
 from maskconnect.training import options
-from maskconnect.training.again import ended, trained_classes, trained_mean, trained_network
 from maskconnect.training.folder import INPUT
+from maskconnect.training.loading import ended, trained_classes, trained_mean, trained_network
 from maskconnect.training.options import Options
 
 

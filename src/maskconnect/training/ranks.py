@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from maskconnect.core.loop import masks_of
+from maskconnect.core.lookup import masks_of
 from maskconnect.errors import ConfigError, MaskConnectError, ToldElsewhereError
 from maskconnect.training.stop import StopRequests
 

@@ -20,26 +20,28 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from maskconnect.core.loop import masks_of, wiring_of
+from maskconnect.core.lookup import freeze, masks_of, wiring_of
+from maskconnect.core.optim import advance
 from maskconnect.errors import LostRankError, MaskConnectError, ToldElsewhereError
 from maskconnect.recipes.schema import Recipe
 from maskconnect.training import images, options
+from maskconnect.training.diagnostics import changes, connections, mask_entropy, scales_in_words
 from maskconnect.training.environment import differences, machine_of
-from maskconnect.training.evaluate import average_statistics_, statistics
-from maskconnect.training.finish import finish
+from maskconnect.training.evaluation import Evaluation
 from maskconnect.training.folder import DATA, RunFolder
-from maskconnect.training.judge import Judge
+from maskconnect.training.metrics import Tally
 from maskconnect.training.network import is_synced, load_weights, make_network
+from maskconnect.training.norms import average_statistics_, statistics
 from maskconnect.training.options import Options
+from maskconnect.training.predictions import drawing
+from maskconnect.training.progress import Silent
 from maskconnect.training.ranks import ALONE, Ranks, averaged, digest_of_plain, join, leave, lost, reason
 from maskconnect.training.schedule import Schedule, nonfinite
-from maskconnect.training.show import Silent
 from maskconnect.training.state import new_state
 from maskconnect.training.step import Step, compiler_errors_in_a_sentence, gradients
 from maskconnect.training.stop import Stopped, StopRequests
-from maskconnect.training.tally import Tally
+from maskconnect.training.summary import finish
 from maskconnect.training.tensorboard import Board
-from maskconnect.training.watch import changes, connections, mask_entropy, scales_in_words
 
 SMALLEST_SCALE = 1e-4
 """Down to which scale fp16 may go on without a usable gradient; it starts at 65536, and halves each time."""
@@ -98,16 +100,15 @@ class Run:
         synced = is_synced(recipe, ranks.count, how.norm)
         self.images = images.prepare(recipe, how, self.machine.device, rank=ranks.rank, ranks=ranks.count)
         self.network = make_network(recipe, len(self.images.classes), self.images.channels, self.machine, synced=synced)
-        self.state = new_state(self.network, recipe, self.machine.precision.scaler())
+        self.state = new_state(self.network, recipe, len(self.images.train), self.machine.precision.scaler())
         self.schedule = Schedule(recipe=recipe, batches=len(self.images.train), position=self.state.position)
-        self.judge = Judge(
+        self.evaluation = Evaluation(
             network=self.network,
             images=self.images,
             machine=self.machine,
             reestimate=recipe.training.reestimate,
             check=self.check,
             ranks=ranks,
-            unlearned=recipe.seed if recipe.training.mask_gradient == "none" else None,
         )
         self.board = Board(folder.path / "tensorboard", writes=ranks.first)
         self.forward, self.forward_learns = self.network, False  # the network, as it is called in training
@@ -123,7 +124,7 @@ class Run:
             self.fix_wiring()
             if not self.finite:
                 raise MaskConnectError("the weights are not finite after the last step; begin anew with lower rates.")
-            predictions, validation = self.judge.predictions(), self.judge.validation()
+            predictions, validation = self.evaluation.predictions(), self.evaluation.validation()
         except (Stopped, RuntimeError) as error:
             if not isinstance(error, Stopped):  # a loader's workers may have been told to end before the run was
                 if self.requests.asked is None or "DataLoader worker" not in str(error):
@@ -195,15 +196,33 @@ class Run:
 
     def fix_wiring(self) -> None:
         """Freeze, if that has not been done, and write the wiring down."""
-        if self.judge.learning:
+        if self.evaluation.learning:
             self.whole = False  # the last checkpoint is from just before
-            found = self.state.freeze = self.judge.freeze()
+            found = self.state.freeze = self.freeze()
             self.record({"kind": "freeze", **self.schedule.labels(), **found})
             drawn, frozen = (found[key]["top1"] for key in ("drawn", "frozen"))
-            wiring = "their top-K" if self.judge.unlearned is None else "a random wiring"
+            wiring = "their top-K" if self.learns_masks else "a random wiring"
             self.show.line(f"freeze: test accuracy {drawn:.2f} % with drawn masks, {frozen:.2f} % with {wiring}")
             self.whole = True
         self.folder.write_json("wiring.json", wiring_of(self.network))
+
+    @property
+    def learns_masks(self) -> bool:
+        """Whether masks learn; a control only draws from them."""
+        return self.recipe.learning.gradient != "none"
+
+    def freeze(self) -> dict[str, Any]:
+        """Fix the wiring, to the top-K or at random; accuracy before, with drawn masks, and after."""
+        with drawing(self.network):
+            drawn = self.evaluation.scores("test")
+        if not self.learns_masks:
+            for masks in masks_of(self.network):
+                masks.fix_at_random(self.recipe.seed)
+        freeze(self.network)
+        if self.recipe.training.reestimate:
+            self.evaluation.reestimate_()
+        by = min(self.recipe.training.reestimate, len(self.images.train))
+        return {"drawn": drawn, "frozen": self.evaluation.scores("test"), "reestimated_by": by}
 
     def train_epoch(self) -> None:
         """The rest of an epoch."""
@@ -225,9 +244,6 @@ class Run:
     def step(self, forward: nn.Module, x: Tensor, y: Tensor) -> Step:
         """Algorithm 1 for one batch; `mc.attach` clips the masks after the optimizer's step."""
         optimizer, scaler, parts = self.state.optimizer, self.state.scaler, self.recipe.training.accumulate
-        for masks in masks_of(self.network):
-            masks.temperature = self.schedule.temperature
-            masks.blend, masks.even = self.schedule.phase.blend, self.schedule.phase.even
         before = [buffer.clone() for buffer in statistics(self.network)] if self.how.skip_nonfinite else []
         count = self.images.train.images_of(self.state.position.batch)
         step = gradients(
@@ -240,12 +256,16 @@ class Run:
             for buffer, value in zip(statistics(self.network), before, strict=True):
                 buffer.copy_(value)
             self.state.skipped += 1
+            advance(self.network)
             return Step(loss=0.0, correct=0, images=0, gradient=0.0)
         if scaler is None:
             optimizer.step()
         else:  # which skips the step where gradients have overflowed
+            scale = scaler.get_scale()
             scaler.step(optimizer)
             scaler.update()
+            if scaler.get_scale() < scale:
+                advance(self.network)
         return step
 
     def complain(self, step: Step, x: Tensor) -> None:
@@ -284,14 +304,14 @@ class Run:
             )
         line = {"kind": "epoch", **schedule.labels(), **state.epoch.means(), "seconds": round(state.epoch.seconds, 3)}
         if schedule.evaluated:
-            line |= self.judge.epoch()
+            line |= self.evaluation.epoch()
             state.note_best(line)
-        if self.judge.learning:
+        if self.evaluation.learning:
             top = connections(self.network)
             line |= {"mask_entropy": mask_entropy(self.network), "top_changes": changes(state.top, top)}
             state.top = top
             self.keep_masks(epoch=schedule.epoch + 1)
-        self.record(line | {"activation_scales": self.judge.scales(), "skipped": state.skipped})
+        self.record(line | {"activation_scales": self.evaluation.scales(), "skipped": state.skipped})
         if schedule.last_of_phase:
             found = "".join(f"  {part} {line[part]['top1']:.2f} %" for part in ("validation", "test") if part in line)
             count, rate = schedule.phase.epochs, schedule.phase.lr
@@ -316,7 +336,7 @@ class Run:
 
     def wrapped(self) -> nn.Module:
         """The network, whose gradients ranks average; compiled, if that was asked for and its wiring is fixed."""
-        learning = self.judge.learning
+        learning = self.evaluation.learning
         if self.forward is self.network or learning != self.forward_learns:  # the masks have a gradient no more
             forward = averaged(self.network) if self.ranks.count > 1 else self.network
             if self.how.compile and not learning:  # were it dynamic, it would matter which batch size comes first

@@ -7,9 +7,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from maskconnect.core.sampling import cooled
 from maskconnect.recipes.schema import Phase, Recipe
-from maskconnect.training.show import Progress
+from maskconnect.training.progress import Progress
 from maskconnect.training.state import Position
 from maskconnect.training.step import Step
 
@@ -57,16 +56,6 @@ class Schedule:
         if not every:
             return self.epoch + 1 == self.recipe.epochs
         return self.last_of_phase or (self.epoch + 1) % every == 0
-
-    @property
-    def temperature(self) -> float:
-        """Of the draws of the present step."""
-        first, last = self.phase.temperature, self.phase.cool_to
-        if last is None:
-            return first
-        steps = self.phase.epochs * self.batches
-        done = self.position.epoch * self.batches + self.position.batch
-        return cooled(first, last, done, steps)
 
     def labels(self) -> dict[str, Any]:
         """What a line of metrics is of."""

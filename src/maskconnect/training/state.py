@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-from maskconnect.core.loop import attach, param_groups
+from maskconnect.core.optim import attach, param_groups
 from maskconnect.errors import CheckpointError
 from maskconnect.recipes.schema import Recipe
-from maskconnect.training.tally import Tally
+from maskconnect.training.metrics import Tally
 
 
 @dataclass
@@ -85,16 +85,15 @@ class State:
             raise CheckpointError(f"the checkpoint is of another network or another version: {reason}") from None
 
 
-def new_state(network: nn.Module, recipe: Recipe, scaler: torch.amp.GradScaler | None) -> State:
-    """The state at the start: nothing has been trained."""
+def new_state(network: nn.Module, recipe: Recipe, batches: int, scaler: torch.amp.GradScaler | None) -> State:
+    """The state at the start: nothing has been trained. An epoch has this number of batches."""
     training, first = recipe.training, recipe.phase[0]
     groups = param_groups(
         network,
         lr=first.lr,
         mask_lr=first.mask_lr,
         weight_decay=training.weight_decay,
-        mask_momentum=training.mask_momentum,
     )
     optimizer = SGD(groups, lr=first.lr, momentum=training.momentum, nesterov=training.nesterov)
-    attach(optimizer, network, gradient=training.mask_gradient)
+    attach(optimizer, network, recipe.learning.how(max(1, recipe.steps_of_learning(batches))))
     return State(network=network, optimizer=optimizer, scaler=scaler, phases=[Tally() for _ in recipe.phase])

@@ -1,0 +1,254 @@
+"""How masks learn: what a forward pass reads of the real masks, and which gradient updates them (Algorithm 1).
+
+    mc.attach(optimizer, model)                          Draw(): Algorithm 1 as published
+    mc.attach(optimizer, model, mc.Blend(steps=1000))    the way that our evidence recommends
+
+Shape letters: T targets, S candidate sources (rows are padded to the longest; a padding is not in `candidate_TS`),
+K fan-in.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from maskconnect.errors import ConfigError, integer, number, unknown_name
+
+if TYPE_CHECKING:
+    from maskconnect.core.masks import BinaryMasks, ConnectivityMasks
+
+GRADIENTS = ("plain", "direction", "none")
+CREDITS = ("whole", "new")
+UNIFORM_FLOOR = 0.1
+"""The default of `Blend.uniform_floor`: enough that no source is given up before its weights have learned."""
+UNLIKELY = -1e4
+"""The score of a zero entry, below the logarithm of every positive float: drawn only when those run out (D6)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learning(ABC):
+    """What `Draw` and `Blend` share.
+
+    Args:
+        gradient: what the real masks are updated with: "plain", dl/dm as in the paper; "direction", dl/dm less its mean
+            over the candidates of a target and scaled to length 1, so that the learning rate is the length of a step;
+            or "none", a control in which masks never learn.
+        credit: what of a source counts for its mask: the "whole" of it, as in the paper, or what is "new" in it,
+            without its part along the join of the target. "new" works with the aggregations mean, residual and sum.
+    """
+
+    gradient: str = "plain"
+    credit: str = "whole"
+
+    def __post_init__(self) -> None:
+        if self.gradient not in GRADIENTS:
+            raise unknown_name("gradient", self.gradient, GRADIENTS)
+        if self.credit not in CREDITS:
+            raise unknown_name("credit", self.credit, CREDITS)
+
+    @abstractmethod
+    def temperature_after(self, steps: int) -> float:
+        """1: sources are drawn, or blended, in proportion to the real masks; 0: the top-K is read."""
+
+    @abstractmethod
+    def read(self, masks: ConnectivityMasks, real_TS: Tensor) -> BinaryMasks:
+        """Step 1 of Algorithm 1: what the next forward pass reads, from the normalised real masks."""
+
+    def has_ended(self, steps: int) -> bool:
+        """Whether forward passes read what the freeze would fix; always, of a way that has no end."""
+        return True
+
+    @torch.no_grad()
+    def shape_gradient_(self, masks: ConnectivityMasks) -> None:
+        """Turn dl/dm into what step 3 of Algorithm 1 updates the masks with."""
+        grad_TS = masks.real.grad
+        if self.gradient == "plain" or grad_TS is None:
+            return
+        if self.gradient == "none":
+            grad_TS.zero_()
+            return
+        candidate_TS = masks.candidate_TS.to(grad_TS.device)
+        mean_T1 = grad_TS.sum(dim=1, keepdim=True) / candidate_TS.sum(dim=1, keepdim=True)
+        grad_TS.sub_(mean_T1 * candidate_TS)
+        length_T1 = grad_TS.norm(dim=1, keepdim=True)
+        grad_TS.div_(torch.where(length_T1 > 0, length_T1, 1.0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draw(Learning):
+    """Algorithm 1 as published: every forward pass reads K sources per target, drawn in proportion to the real mask.
+
+    Args:
+        temperature: 1 as in the paper; 0 reads the top-K instead of drawing.
+        steps: if given, draws cool down to the top-K over this number of optimizer steps.
+        gradient: "plain" (default), "direction" or "none"; see `Learning`.
+        credit: "whole" (default) or "new"; see `Learning`.
+    """
+
+    temperature: float = 1.0
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if number("temperature", self.temperature) not in (0, 1):
+            raise ConfigError(f"temperature is {self.temperature}; it must be 1 (draw) or 0 (read the top-K).")
+        if self.steps is not None:
+            _check_steps(self.steps)
+            if not self.temperature:
+                raise ConfigError("temperature is 0, so there is nothing to cool down; leave out steps.")
+        if self.gradient == "none" and (self.steps is not None or not self.temperature):
+            raise ConfigError(
+                "gradient is 'none', a control that draws from uniform masks; use temperature 1 without cooling."
+            )
+
+    def temperature_after(self, steps: int) -> float:
+        """The temperature of the draws."""
+        return self.temperature if self.steps is None else _cooled(steps, self.steps)
+
+    def has_ended(self, steps: int) -> bool:
+        """Whether draws have cooled down; always, of those that do not cool."""
+        return self.steps is None or not self.temperature_after(steps)
+
+    def read(self, masks: ConnectivityMasks, real_TS: Tensor) -> BinaryMasks:
+        """K sources per target."""
+        temperature = self.temperature_after(masks.steps_taken)
+        if not temperature:
+            return masks.top()
+        score_TS = noisy_scores(real_TS, masks.candidate_TS, generator=masks.generator, temperature=temperature)
+        return masks.best(score_TS, largest(score_TS, masks.fan_in_T))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blend(Learning):
+    """Every forward pass reads all candidates, each in part; over `steps` the parts become the top-K.
+
+    Args:
+        steps: the number of optimizer steps that masks learn for. Freeze after them.
+        uniform_floor: this part of each mask is spread evenly over its candidates, so that no source stays untrained.
+            By default 0.1, or 0 where `mask_init` favours some sources.
+        gradient: "direction" (default), "plain" or "none"; see `Learning`.
+        credit: "whole" (default) or "new"; see `Learning`.
+    """
+
+    steps: int
+    uniform_floor: float | None = None
+    gradient: str = "direction"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_steps(self.steps)
+        if self.uniform_floor is not None and not 0 <= number("uniform_floor", self.uniform_floor) < 1:
+            raise ConfigError(f"uniform_floor is {self.uniform_floor}; it must be at least 0 and below 1.")
+        if self.gradient == "none":
+            raise ConfigError("gradient is 'none', a control that draws from uniform masks; use Draw(gradient='none').")
+
+    def temperature_after(self, steps: int) -> float:
+        """From 1 down to 0 in a straight line."""
+        return _cooled(steps, self.steps)
+
+    def has_ended(self, steps: int) -> bool:
+        """Whether the top-K is read as a whole, and nothing else."""
+        return not self.temperature_after(steps)
+
+    def read(self, masks: ConnectivityMasks, real_TS: Tensor) -> BinaryMasks:
+        """All candidates, each in part."""
+        temperature = self.temperature_after(masks.steps_taken)
+        if not temperature:
+            return masks.top()
+        top_TS = masks.top().mask_TS
+        plain_TS = masks.preferred_top(real_TS)
+        for t in (top_TS != plain_TS).any(dim=1).nonzero().flatten().tolist():  # `use_all` swapped: swap shares too
+            new, old = (top_TS[t] & ~plain_TS[t]).nonzero(), (plain_TS[t] & ~top_TS[t]).nonzero()
+            real_TS[t, new], real_TS[t, old] = real_TS[t, old], real_TS[t, new]
+        floor = self.uniform_floor
+        if floor is None:
+            floor = UNIFORM_FLOOR if masks.decay == 1 else 0.0
+        share_TS = shares(real_TS, masks.candidate_TS, masks.fan_in_T, temperature=temperature, uniform_floor=floor)
+        return masks.blended(share_TS, top_TS)
+
+
+def plain(how: Learning) -> dict[str, Any]:
+    """A way to learn as plain data, for JSON."""
+    return {"way": type(how).__name__.lower()} | {field.name: getattr(how, field.name) for field in fields(how)}
+
+
+def from_plain(data: dict[str, Any]) -> Learning:
+    """The inverse of `plain`."""
+    kinds: dict[str, type[Learning]] = {"draw": Draw, "blend": Blend}
+    kind = kinds[data["way"]]
+    return kind(**{name: value for name, value in data.items() if name != "way"})
+
+
+def check_credit(credit: str, aggregation: Any) -> None:
+    """`credit="new"` needs an aggregation that adds up sources."""
+    if credit == "new" and aggregation not in ("mean", "residual", "sum"):
+        raise ConfigError("credit is 'new'; it works with the aggregations mean, residual and sum only.")
+
+
+def noisy_scores(
+    real_TS: Tensor, candidate_TS: Tensor, *, generator: torch.Generator, temperature: float = 1.0
+) -> Tensor:
+    """log m~ + Gumbel noise: its K `largest` are distributed exactly as K draws without replacement from Mult(m~).
+
+    Noise is drawn in float64 and for paddings too, so that every draw consumes the same number of random values. With a
+    `temperature` T below 1 draws are those from Mult(m~^(1/T)), the nearer to the top-K the lower it is.
+    """
+    gumbel_TS = (
+        -torch.empty(real_TS.shape, dtype=torch.float64, device=real_TS.device).exponential_(generator=generator).log_()
+    )
+    log_TS = real_TS.double().log().clamp_(min=UNLIKELY)
+    return (log_TS + temperature * gumbel_TS).masked_fill_(~candidate_TS, -torch.inf)
+
+
+def largest(score_TS: Tensor, fan_in_T: Tensor) -> Tensor:
+    """Activate the `fan_in` largest scores of each row; of equal ones, the first."""
+    order_TS = score_TS.argsort(dim=1, descending=True, stable=True)
+    chosen_TS = torch.arange(score_TS.shape[1], device=score_TS.device) < fan_in_T[:, None]
+    return torch.zeros_like(chosen_TS).scatter_(1, order_TS, chosen_TS)
+
+
+def shares(
+    real_TS: Tensor, candidate_TS: Tensor, fan_in_T: Tensor, *, temperature: float, uniform_floor: float = 0.0
+) -> Tensor:
+    """min(1, c m~^(1/T)) of every entry, with c such that a row adds up to K: at 0 the top-K, at 1 in proportion to m~.
+
+    This is the expectation of drawing K sources with these inclusion probabilities. A `uniform_floor` above 0 first
+    spreads that part of m~ evenly over the candidates, so that sources whose mask was clipped to 0 are trained too.
+    """
+    floor_TS = uniform_floor * candidate_TS / candidate_TS.sum(dim=1, keepdim=True)
+    log_TS = ((1 - uniform_floor) * real_TS.double() + floor_TS).log().clamp_(min=UNLIKELY)
+    log_TS.masked_fill_(~candidate_TS, -torch.inf)
+    whole_TS = torch.zeros_like(candidate_TS)  # those with a share of 1; what is left goes to the others
+    while True:
+        rest_TS = log_TS.masked_fill(whole_TS, -torch.inf)
+        rest_TS = (rest_TS - rest_TS.amax(dim=1, keepdim=True).clamp_min_(UNLIKELY)).div_(temperature).exp_()
+        left_T1 = fan_in_T[:, None] - whole_TS.sum(dim=1, keepdim=True)
+        share_TS = left_T1 * rest_TS / rest_TS.sum(dim=1, keepdim=True).clamp_min_(1)
+        over_TS = share_TS >= 1
+        if not over_TS.any():
+            return share_TS.masked_fill_(whole_TS, 1)
+        whole_TS |= over_TS
+
+
+def normalize_(real_TS: Tensor, candidate_TS: Tensor) -> None:
+    """Make every row sum to 1, in place; a row of zeros becomes uniform over its candidates (D6)."""
+    total_T1 = real_TS.sum(dim=1, keepdim=True)
+    uniform_TS = candidate_TS / candidate_TS.sum(dim=1, keepdim=True)
+    real_TS.copy_(torch.where(total_T1 > 0, real_TS / total_T1, uniform_TS.to(real_TS.dtype)))
+
+
+def _cooled(taken: int, steps: int) -> float:
+    """A temperature that goes from 1 to 0 in a straight line: it is 1 in the first of `steps` and 0 in the last."""
+    way = max(1, steps - 1)
+    return 1.0 - min(taken, way) / way
+
+
+def _check_steps(steps: Any) -> None:
+    if integer("steps", steps) < 1:
+        raise ConfigError(
+            f"steps is {steps}; it must be the number of optimizer steps that masks learn for, 1 or more."
+        )

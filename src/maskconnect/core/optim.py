@@ -1,0 +1,164 @@
+"""Step 3 of Algorithm 1 in any training loop: parameter groups for the optimizer, and the update of the masks."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+from weakref import ReferenceType, WeakKeyDictionary, ref
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from maskconnect.core.learning import Draw, Learning, check_credit
+from maskconnect.core.lookup import masks_of, some_stacks_of
+from maskconnect.core.masks import ConnectivityMasks
+from maskconnect.errors import ConfigError, number
+
+_updates: WeakKeyDictionary[ConnectivityMasks, ReferenceType[MaskUpdate]] = WeakKeyDictionary()
+"""What `attach` has set up for each of the masks; the optimizer keeps it alive."""
+
+
+def param_groups(model: nn.Module, lr: float, mask_lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
+    """Two groups for any torch optimizer: the weights, and the real masks with a learning rate of their own.
+
+    The masks have no weight decay and no momentum (D8). Their group stays when they are frozen, so that the state of an
+    optimizer from before fits one made after; a model of fixed connectivity has the first group only.
+    """
+    for name, value in {"lr": lr, "mask_lr": mask_lr, "weight_decay": weight_decay}.items():
+        if not 0 <= number(name, value) < math.inf:
+            raise ConfigError(f"{name} is {value!r}; it must be a number of 0 or more.")
+    masks = masks_of(model)
+    real = {id(m.real) for m in masks}
+    weights = [p for p in model.parameters() if p.requires_grad and id(p) not in real]
+    learned = [m.real for m in masks if m.learned]
+    groups: list[dict[str, Any]] = [{"params": weights, "lr": lr, "weight_decay": weight_decay}]
+    if learned:
+        groups.append({"params": learned, "lr": mask_lr, "weight_decay": 0.0, "momentum": 0.0})
+    return groups
+
+
+def attach(optimizer: Optimizer, model: nn.Module, how: Learning | None = None) -> None:
+    """Make every `optimizer.step()` update the masks of `model` as step 3 of Algorithm 1 does.
+
+    m~ <- clip(m~ - lr * dl/dm, 0, 1), with the lr of the group that holds m~, so schedulers apply. SGD takes that
+    step itself and the masks are only clipped after it; what any other optimizer did to them is undone first,
+    because it rescales gradients (D15).
+
+    Attaching again replaces what was attached before. `progress`, the number of steps taken, goes on if `how` is the
+    same, as after loading a `state_dict`; otherwise it starts from 0.
+
+    Args:
+        optimizer: made with `mc.param_groups(model, ...)`.
+        model: a model with at least one `MaskedStack`.
+        how: `mc.Draw()`, the default, is Algorithm 1 as published; `mc.Blend(steps=N)` reads all candidates in part and
+            becomes the top-K after N steps.
+    """
+    how = Draw() if how is None else how
+    if not isinstance(how, Learning):
+        raise ConfigError(f"how is {how!r}; it must be mc.Draw() or mc.Blend(steps=N).")
+    if not isinstance(optimizer, Optimizer):
+        raise ConfigError(f"optimizer is a {type(optimizer).__name__}; call mc.attach(optimizer, model).")
+    stacks = [stack for stack in some_stacks_of(model).values() if not stack.masks.is_frozen]
+    for stack in stacks:
+        check_credit(how.credit, stack.aggregation)
+    masks = [stack.masks for stack in stacks]
+    if masks and isinstance(optimizer, torch.optim.LBFGS):
+        raise ConfigError(
+            "LBFGS evaluates the loss several times per step, and masks change each time; give it the weights only, "
+            "and the masks to an SGD of their own."
+        )
+    if not all(m.real.requires_grad for m in masks):
+        raise ConfigError(
+            "requires_grad of the real masks was turned off, so they would never learn; call "
+            "stack.masks.real.requires_grad_(), or mc.freeze(model) if they should not learn."
+        )
+    groups_of(optimizer, masks)
+    for m in masks:
+        if m in _updates and (before := _updates[m]()) is not None:
+            before.drop(m)
+        m.learn_by(how)
+    if masks:
+        update = ref(MaskUpdate(optimizer, masks))
+        _updates.update(dict.fromkeys(masks, update))
+
+
+def advance(model: nn.Module) -> None:
+    """Count a step of learning that the optimizer left out, so that blending comes to its end all the same."""
+    for m in masks_of(model):
+        if not m.is_frozen:
+            m.progress += 1
+
+
+class MaskUpdate:
+    """The hooks of one optimizer that update masks."""
+
+    def __init__(self, optimizer: Optimizer, masks: list[ConnectivityMasks]) -> None:
+        self.masks = masks
+        self.before: dict[int, Tensor] = {}
+        self.handles: list[RemovableHandle] = [
+            optimizer.register_step_pre_hook(self.prepare),
+            optimizer.register_step_post_hook(self.update),
+        ]
+
+    def drop(self, masks: ConnectivityMasks) -> None:
+        """Leave these masks to another update."""
+        self.masks = [m for m in self.masks if m is not masks]
+        if not self.masks:
+            for handle in self.handles:
+                handle.remove()
+
+    def prepare(
+        self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Before the step: note the real masks, and shape their gradient."""
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            self.note()
+            return args, kwargs
+
+        def noted() -> Any:
+            loss = closure()
+            self.note()  # the forward pass in the closure has normalised the masks
+            return loss
+
+        return args[:1], {**kwargs, "closure": noted}
+
+    def note(self) -> None:
+        """Remember the real masks, and shape their gradient."""
+        for m in self.masks:
+            self.before[id(m)] = m.real.detach().clone()
+            if not m.is_frozen:
+                m.how.shape_gradient_(m)
+
+    @torch.no_grad()
+    def update(self, optimizer: Optimizer, *_: Any) -> None:
+        """After the step: m~ <- clip(m~ - lr * dl/dm, 0, 1), and one step of progress."""
+        learning = [m for m in self.masks if not m.is_frozen]
+        for m, group in zip(learning, groups_of(optimizer, learning), strict=True):
+            if type(optimizer) is not torch.optim.SGD:
+                m.real.copy_(self.before[id(m)])
+                _descend_(m.real, group, optimizer)
+            m.clip_()
+            m.progress += 1
+
+
+def groups_of(optimizer: Optimizer, masks: list[ConnectivityMasks]) -> list[dict[str, Any]]:
+    """The parameter group that holds each of the masks."""
+    held = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    if not all(id(m.real) in held for m in masks):
+        raise ConfigError(
+            "the optimizer does not hold the masks of this model; make it with mc.param_groups(model, ...), "
+            "after the model has been loaded or moved."
+        )
+    return [held[id(m.real)] for m in masks]
+
+
+def _descend_(real: Tensor, group: dict[str, Any], optimizer: Optimizer) -> None:
+    """m~ <- m~ - lr * dl/dm, in place, unless a GradScaler told a fused optimizer to skip this step."""
+    found_inf = getattr(optimizer, "found_inf", None)
+    if real.grad is None or (found_inf is not None and found_inf.item()):
+        return
+    step = real.grad * group["lr"]
+    real.sub_(-step if group.get("maximize") else step)

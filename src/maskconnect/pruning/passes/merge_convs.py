@@ -1,0 +1,62 @@
+"""Convolutions that read the same become one, and so do those that are summed (after the freeze, section 3.5).
+
+    read the same      W_1 x, ..., W_n x     one convolution with the outputs of all
+    then, in step      V_1 y_1, ..., V_n y_n     one grouped convolution
+    are summed         U_1 z_1 + ... + U_n z_n     one convolution that reads all
+
+With K=C that is ResNeXt as it was published, of dense and grouped convolutions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from maskconnect.pruning.passes.convolutions import CHANNELS, Calls, biases, geometry, like
+from maskconnect.pruning.passes.share_sums import replace, sums_of, terms_of
+from maskconnect.pruning.passes.siblings import Siblings, follows, join_neighbours
+
+
+def merge_(network: fx.GraphModule) -> None:
+    """Merge all convolutions that can be."""
+    calls = Calls(network)
+    for root in sums_of(network.graph):
+        _merge_sum(calls, root)
+    readers: dict[Any, list[fx.Node]] = {}
+    for node in network.graph.nodes:
+        conv = calls.convolution(node)
+        if conv is not None:
+            readers.setdefault((node.args[0], *geometry(conv), follows(calls, node)), []).append(node)
+    for nodes in readers.values():
+        if len(nodes) > 1:
+            Siblings(calls, nodes).merge()
+    join_neighbours(network)
+
+
+def _merge_sum(calls: Calls, root: fx.Node) -> None:
+    """The convolutions of a sum that nothing else reads become one, of all that they read."""
+    network = calls.network
+    terms = before = terms_of(root)
+    alike: dict[Any, list[fx.Node]] = {}
+    for node, factor in terms:
+        conv = calls.convolution(node)
+        # With a stride, inputs of different sizes may have outputs of the same.
+        if conv is not None and factor == 1 and len(node.users) == 1 and set(conv.stride) == {1}:
+            alike.setdefault((conv.out_channels, *geometry(conv)), []).append(node)
+    for nodes in alike.values():
+        if len(nodes) < 2:
+            continue
+        convs: list[nn.Conv2d] = [calls.module(node) for node in nodes]
+        found = biases(convs)
+        weight = torch.cat([conv.weight.detach() for conv in convs], dim=1)
+        merged = like(convs, weight, torch.stack(found).sum(0) if found else None)
+        network.set_submodule(str(nodes[0].target), merged)
+        with network.graph.inserting_before(root):
+            together = network.graph.call_function(torch.cat, ([node.args[0] for node in nodes],), {"dim": CHANNELS})
+            new = network.graph.call_module(str(nodes[0].target), (together,))
+        terms = [(new, 1.0), *((node, factor) for node, factor in terms if node not in nodes)]
+    if terms != before:
+        replace(network.graph, root, terms)
+        network.graph.eliminate_dead_code()

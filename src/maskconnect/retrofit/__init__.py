@@ -1,0 +1,1 @@
+"""Put masks into a model that already exists, and train it on."""

@@ -1,0 +1,91 @@
+"""The network of a run that has ended, from its files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from maskconnect.errors import CheckpointError
+from maskconnect.recipes.schema import Recipe
+from maskconnect.training import images, options
+from maskconnect.training.folder import CLASSES, DATA, INPUT, MODEL, RunFolder
+from maskconnect.training.images import Prepared
+from maskconnect.training.network import make_network
+from maskconnect.training.options import Machine, Options
+from maskconnect.training.predictions import predict
+
+
+def evaluate_run(path: Path, how: Options) -> tuple[dict[str, float], int]:
+    """Loss, top-1 and top-5 on the run's test set, and how many images that has."""
+    network, prepared, machine = load_run(path, how)
+    found = predict(network, prepared.test, machine, lambda: None)
+    return asdict(found.scores()), len(prepared.test.images)
+
+
+def accuracies(path: Path, how: Options, networks: Sequence[nn.Module]) -> list[float] | None:
+    """The top-1 of networks on the test set of a run; None where `how` names no data and the set needs a folder."""
+    folder = ended(path)
+    recipe = folder.recipe()
+    if how.data is None and recipe.data.name not in images.WITHOUT_FOLDER:
+        return None
+    machine = options.prepare(how)
+    prepared = _images(folder, recipe, how, machine)
+    return [predict(network, prepared.test, machine, lambda: None).scores().top1 for network in networks]
+
+
+def load_run(path: Path, how: Options) -> tuple[nn.Module, Prepared, Machine]:
+    """The trained network of a run, and its images."""
+    folder = ended(path)
+    recipe, machine = folder.recipe(), options.prepare(how)
+    prepared = _images(folder, recipe, how, machine)
+    network = trained_network(folder, recipe, len(prepared.classes), prepared.channels, machine)
+    return network, prepared, machine
+
+
+def _images(folder: RunFolder, recipe: Recipe, how: Options, machine: Machine) -> Prepared:
+    """The images of a run; an error if they are no longer what they were."""
+    prepared = images.prepare(recipe, how, machine.device, mean=trained_mean(folder))
+    prepared.compare(folder.json(DATA))
+    return prepared
+
+
+def ended(path: Path) -> RunFolder:
+    """The folder of a run that has ended; an error says what is wrong where it has not."""
+    folder = RunFolder(path)
+    folder.summary()
+    return folder
+
+
+def trained_mean(folder: RunFolder) -> Tensor:
+    """What the network of a run wants to be subtracted from every image."""
+    found = folder.tensors(INPUT)
+    if "mean" not in found:
+        raise CheckpointError(f"{folder.path / INPUT} has no mean in it; it is of another program.")
+    return found["mean"]
+
+
+def trained_classes(folder: RunFolder) -> tuple[str, ...]:
+    """The names of the classes that a run has learned to tell apart."""
+    found = folder.json(CLASSES)
+    if not isinstance(found, list) or not found or not all(isinstance(name, str) for name in found):
+        raise CheckpointError(f"{folder.path / CLASSES} is no list of names; it is damaged.")
+    data = folder.json(DATA)
+    if not isinstance(data, dict) or data.get("classes") != found:
+        raise CheckpointError(f"{folder.path / CLASSES} and {DATA} beside it name different classes; one is damaged.")
+    return tuple(found)
+
+
+def trained_network(folder: RunFolder, recipe: Recipe, classes: int, channels: int, machine: Machine) -> nn.Module:
+    """The network of a run, as it ended; torch's random numbers go on as if it had not been built."""
+    with torch.random.fork_rng(devices=[]):
+        network = make_network(recipe, classes, channels, machine)
+    try:
+        network.load_state_dict(folder.tensors(MODEL))
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(f"{folder.path / MODEL} does not fit the recipe beside it: {reason}") from None
+    return network.eval()

@@ -1,0 +1,109 @@
+"""What a run leaves at its end: the network, its predictions, the summary."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from maskconnect.core.count import count_parameters
+from maskconnect.data.batches import Pictures
+from maskconnect.data.sets import Arrays, Images
+from maskconnect.pruning.prune import pruned_parameters
+from maskconnect.recipes.schema import Recipe
+from maskconnect.training.folder import CLASSES, INPUT, MODEL, PREDICTIONS, RunFolder
+from maskconnect.training.images import Prepared
+from maskconnect.training.predictions import Predictions
+from maskconnect.training.state import State
+
+WRONG = 32
+"""How many wrong images are kept."""
+
+SIDE = 64
+"""How large these may be."""
+
+
+def finish(
+    recipe: Recipe,
+    folder: RunFolder,
+    state: State,
+    images: Prepared,
+    predictions: Predictions,
+    validation: dict[str, Any] | None,
+) -> dict[str, Any]:
+    """Write the final files, the summary last, and return it."""
+    network = state.network
+    folder.write_tensors(MODEL, {name: value.cpu() for name, value in network.state_dict().items()})
+    folder.write_tensors(INPUT, {"mean": images.mean.cpu()})
+    folder.write_tensors(PREDICTIONS, _predictions(predictions, images.test.images))
+    folder.write_json(CLASSES, list(images.classes))
+    summary = summarise(recipe, state, predictions, validation)
+    folder.write_json("summary.json", summary)
+    return summary
+
+
+def summarise(
+    recipe: Recipe, state: State, predictions: Predictions, validation: dict[str, Any] | None
+) -> dict[str, Any]:
+    """What came of the run. Accuracies are of the last epoch; the best epoch stands apart, with what chose it (D12)."""
+    counts, pruned = count_parameters(state.network), pruned_parameters(state.network)
+    learning = [tally for phase, tally in zip(recipe.phase, state.phases, strict=True) if phase.mask_lr]
+    tuning = [tally for phase, tally in zip(recipe.phase, state.phases, strict=True) if not phase.mask_lr]
+    seconds = [sum(t.seconds for t in part) / max(1, sum(t.steps for t in part)) for part in (learning, tuning)]
+    return {
+        "recipe": recipe.name,
+        "seed": recipe.seed,
+        "connectivity": recipe.model.connectivity if isinstance(recipe.model.connectivity, str) else "explicit",
+        "fan_in": recipe.model.fan_in,
+        "test": asdict(predictions.scores()),
+        "validation": validation,
+        "best": state.best,
+        "freeze": state.freeze,
+        "parameters": {
+            "weights": counts.weights,
+            "mask_entries": counts.mask_entries,
+            "pruned_one_step": pruned.one_step,
+            "pruned": pruned.transitive,
+        },
+        "epochs": recipe.epochs,
+        "steps": state.position.step,
+        "skipped": state.skipped,
+        "seconds": round(state.seconds, 2),
+        "step_seconds": {phase.name: _per_step(t) for phase, t in zip(recipe.phase, state.phases, strict=True)},
+        "learning_over_fixed": round(seconds[0] / seconds[1], 3) if recipe.learns and seconds[1] else None,
+    }
+
+
+def _per_step(tally: Any) -> float | None:
+    return round(tally.seconds / tally.steps, 5) if tally.steps else None
+
+
+def _predictions(predictions: Predictions, images: Images) -> dict[str, Tensor]:
+    """The predictions, and the surest of the wrong ones with small pictures."""
+    wrong = (predictions.class_NR[:, 0] != predictions.label_N).nonzero()[:, 0]
+    surest = predictions.probability_NR[wrong, 0].argsort(descending=True, stable=True)
+    wrong = wrong[surest][:WRONG]
+    found = {
+        "label": predictions.label_N,
+        "class": predictions.class_NR,
+        "probability": predictions.probability_NR,
+        "wrong": wrong,
+    }
+    if len(wrong):
+        found["wrong_images"] = torch.stack([small(images, int(index)) for index in wrong])
+    return found
+
+
+def small(images: Images, index: int) -> Tensor:
+    """A picture as bytes, C x H x W, and not above 64 pixels; those in files become square."""
+    if isinstance(images, Arrays):
+        picture = images.images[index].cpu()
+        size = [min(SIDE, length) for length in picture.shape[1:]]
+    else:
+        picture, size = Pictures(images)[index][0], [SIDE, SIDE]
+    if list(picture.shape[1:]) == size:
+        return picture
+    return F.interpolate(picture[None].float(), size, mode="area")[0].round().byte()

@@ -1,0 +1,149 @@
+"""Convert recipes and kept results of format 1 (version 0.1) to format 2, in which [learning] says how masks learn.
+
+    .venv/bin/python tools/new_format.py FILE_OR_FOLDER ...
+
+    format 1                                                 format 2
+    training.mask_gradient                                   learning.gradient
+    model.mask_credit                                        learning.credit
+    phase.temperature 1, phase.cool_to 0                     learning.cool = true
+    phase.temperature 0                                      learning.temperature = 0
+    phase.blend                                              learning.way = "blend"
+    phase.even                                               learning.uniform_floor
+
+The name of a kept result follows. One with an option that was removed (`centred`, `root`,
+`mask_momentum`, another temperature) is left as it is, and named.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from maskconnect.experiments.kept import FORMAT, of_file
+from maskconnect.recipes.fields import read
+from maskconnect.recipes.schema import Recipe
+from maskconnect.recipes.write import write
+from maskconnect.training.files import write_atomically
+
+Table = dict[str, Any]
+NAMES = {
+    "mask_credit=": "credit=",
+    "mask_gradient=": "gradient=",
+    "cool_to=0.0": "cool=true",
+    "even=": "uniform_floor=",
+}
+"""Parts of the names of kept results."""
+
+
+class RemovedError(Exception):
+    """The file has an option that was removed."""
+
+
+def converted(recipe: Table) -> Table:
+    """A recipe of format 1 as one of format 2."""
+    if "learning" in recipe:
+        return recipe
+    model, training = dict(recipe["model"]), dict(recipe["training"])
+    phases = [dict(phase) for phase in recipe["phase"]]
+    ways = [
+        {
+            "temperature": phase.pop("temperature", 1.0),
+            "cool_to": phase.pop("cool_to", None),
+            "blend": phase.pop("blend", False),
+            "even": phase.pop("even", 0.0),
+        }
+        for phase in phases
+    ]
+    usual = {"temperature": 1.0, "cool_to": None, "blend": False, "even": 0.0}
+    learning = [way for way, phase in zip(ways, phases, strict=True) if phase.get("mask_lr")]
+    if any(way != usual for way, phase in zip(ways, phases, strict=True) if not phase.get("mask_lr")):
+        raise RemovedError("a phase without mask_lr that says how masks learn")
+    if any(way != learning[0] for way in learning):
+        raise RemovedError("phases that learn masks in different ways")
+    way = learning[0] if learning else usual
+    gradient, credit = training.pop("mask_gradient", "plain"), model.pop("mask_credit", "whole")
+    if training.pop("mask_momentum", 0.0):
+        raise RemovedError("training.mask_momentum")
+    if gradient == "centred":
+        raise RemovedError("training.mask_gradient=centred")
+    if model.get("aggregation") == "root":
+        raise RemovedError("model.aggregation=root")
+    if (way["temperature"], way["cool_to"]) not in ((1.0, None), (0.0, None), (1.0, 0.0)):
+        raise RemovedError(f"phase.temperature={way['temperature']}, cool_to={way['cool_to']}")
+    found: Table = {"way": "blend" if way["blend"] else "draw", "gradient": gradient, "credit": credit}
+    if way["blend"]:
+        found["uniform_floor"] = way["even"]
+    else:
+        found |= {"temperature": way["temperature"], "cool": way["cool_to"] is not None}
+    return {**recipe, "model": model, "training": training, "learning": found, "phase": phases}
+
+
+def convert_result(path: Path) -> Path:
+    """Convert a kept result in place, and rename it."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if content.get("format") != 1 or "recipe" not in content:
+        return path
+    content = {**content, "format": FORMAT, "recipe": converted(content["recipe"])}
+    write_atomically(path, json.dumps(content) + "\n")
+    of_file(path)  # an error if that is not a result
+    place = path.with_name(renamed(path.name))
+    if place != path:
+        if place.exists():
+            raise SystemExit(f"error: {place} is there already; {path} has been converted, and not renamed.")
+        path.rename(place)
+    return place
+
+
+def renamed(name: str) -> str:
+    """The name of a kept result with the new names of fields."""
+    if "_blend=true" in name:
+        floor = re.search(r"_even=([0-9.]+)(?=_|\.json)", name)
+        name = re.sub(r"_even=[0-9.]+(?=_|\.json)", "", name).replace("_cool_to=0.0", "")
+        name = name.replace("_blend=true", f"_way=blend_uniform_floor={floor[1] if floor else '0.0'}")
+    for old, new in NAMES.items():
+        name = name.replace(f"_{old}", f"_{new}")
+    return name
+
+
+def convert_recipe(path: Path) -> Path:
+    """Convert the recipe of a run in place."""
+    table = tomllib.loads(path.read_text(encoding="utf-8"))
+    if "phase" in table and "learning" not in table:
+        write_atomically(path, write(read(Recipe, converted(table))))
+    return path
+
+
+def main(argv: Sequence[str]) -> int:
+    """Convert what is named; the exit code."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(__doc__)
+        return 0 if argv else 2
+    places = [Path(name) for name in argv]
+    for place in places:
+        if not place.exists():
+            print(f"error: there is no {place}.", file=sys.stderr)
+            return 2
+    kinds = {".json": convert_result, ".toml": convert_recipe}
+    files = [f for p in places for f in ([p] if p.is_file() else sorted(p.rglob("*"))) if f.suffix in kinds]
+    for path in files:
+        if path.suffix == ".toml" and path.is_relative_to(Path("src")):
+            continue
+        try:
+            place = kinds[path.suffix](path)
+        except RemovedError as error:
+            print(f"left as it is: {path} ({error} was removed)")
+            continue
+        except (KeyError, TypeError):
+            continue  # another kind of file
+        if place != path:
+            print(f"{path} -> {place.name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
