@@ -1,9 +1,12 @@
+import os
+
 import pytest
 import torch
 
 from maskconnect.cli.main import main
 
 torch.set_num_threads(1)  # the networks of the tests are so small that threads only wait for each other
+os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start, too
 
 
 @pytest.fixture(autouse=True)

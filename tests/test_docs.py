@@ -40,6 +40,7 @@ def test_links_and_named_files_exist(page):
         assert list((ROOT / "tests").rglob(name)), name
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize("page", evidence.PAGES, ids=lambda page: page.name)
 def test_the_tables_of_the_evidence_are_what_its_files_say(page):
     text = page.read_text()
@@ -48,6 +49,7 @@ def test_the_tables_of_the_evidence_are_what_its_files_say(page):
     assert evidence.refreshed(text, figures=False) == text
 
 
+@pytest.mark.docs
 def test_differences_in_words_are_those_of_two_rows():
     known = evidence.differences()
     for page in evidence.TELL:

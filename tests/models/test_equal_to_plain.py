@@ -86,9 +86,13 @@ RESNEXTS = {  # kind, stages, width, cardinality, stem width, image size
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("norm", ["branch", "sum"])
-@pytest.mark.parametrize("name", RESNEXTS)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(name, torch.float64) for name in RESNEXTS]
+    + [pytest.param(name, torch.float32, marks=[pytest.mark.slow] * (name in LARGE)) for name in RESNEXTS],
+    ids=str,
+)
 def test_fan_in_equal_to_cardinality_is_exactly_resnext(name, norm, dtype):
     kind, stages, width, cardinality, stem_width, size = RESNEXTS[name]
     depth = 3 * sum(stages) + 2

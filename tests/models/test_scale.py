@@ -72,7 +72,11 @@ def test_resnet_grows_no_more_than_the_plain_one(stem, depth, stages, fan_in, si
 
 @pytest.mark.parametrize(
     ("stem", "shape", "stages", "fan_in", "size"),
-    [(stem, shape, stages, k, size) for stem, shape, stages, ks, size in RESNEXTS for k in ks],
+    [
+        pytest.param(stem, shape, stages, k, size, marks=[pytest.mark.slow] * (shape[0] == 101))
+        for stem, shape, stages, ks, size in RESNEXTS
+        for k in ks
+    ],
 )
 def test_resnext_grows_no_more_than_the_plain_one(stem, shape, stages, fan_in, size):
     x, (_, width, cardinality) = images(size), shape
