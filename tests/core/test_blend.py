@@ -9,7 +9,6 @@ from networks import blending, conv_blocks, mlp_blocks, mlp_layers
 import maskconnect as mc
 from maskconnect.core.aggregate import masked_total
 from maskconnect.core.learning import shares
-from maskconnect.core.reference import reference
 
 X = torch.randn(3, 4, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 REAL_TS = torch.tensor([[0.5, 0.3, 0.2, 0.0], [0.9, 0.05, 0.05, 0.0], [0.25, 0.25, 0.25, 0.25], [1.0, 0.0, 0.0, 0.0]])
@@ -65,7 +64,7 @@ def test_it_is_eq_1_with_shares_in_the_place_of_ones_forward_and_backward(aggreg
     x, y = X.clone().requires_grad_(), X.clone().requires_grad_()
     ours = stack(x)
     ours.square().sum().backward()
-    with reference():
+    with mc.reference():
         theirs = twin(y)
         theirs.square().sum().backward()
     torch.testing.assert_close(ours, theirs)

@@ -158,3 +158,10 @@ def test_an_optimizer_without_the_masks():
 def test_every_error_is_a_mask_connect_error():
     for kind in (mc.ConfigError, mc.ConnectivityError, mc.CheckpointError):
         assert issubclass(kind, mc.MaskConnectError)
+
+
+@pytest.mark.parametrize("connectivity", ["learned", "random"])
+def test_a_fan_in_that_no_target_can_have_is_told_with_the_largest_possible(connectivity):
+    with pytest.warns(UserWarning, match="fan_in is 99, but no module has more than 3 candidates: K is 3"):
+        stack = mc.MaskedStack(mlp_blocks(4), 99, connectivity=connectivity)
+    assert stack.masks.fan_in.tolist() == [1, 2, 3]

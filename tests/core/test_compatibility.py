@@ -75,6 +75,18 @@ def test_a_frozen_stack_compiles_whole_with_equal_outputs_and_gradients(kind, tr
 
 
 @pytest.mark.filterwarnings("ignore")  # of the compiler's own making
+def test_a_compiled_stack_has_the_wiring_that_was_loaded_last():
+    first, second = (mc.MaskedStack(mlp_blocks(5), 1, connectivity="random", seed=seed) for seed in (0, 1))
+    assert first.wiring() != second.wiring()
+    x = torch.randn(3, 6)
+    compiled = torch.compile(first, backend="aot_eager")
+    compiled(x)
+    first.load_state_dict(second.state_dict())
+    found = compiled(x)
+    torch.testing.assert_close(found, second(x))
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler's own making
 def test_a_stack_that_learns_may_be_compiled_too_in_pieces():
     stack = mc.MaskedStack(mlp_blocks(6), fan_in=2)
     twin = copy.deepcopy(stack)

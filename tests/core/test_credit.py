@@ -7,7 +7,6 @@ import torch
 from networks import conv_blocks, mlp_blocks, mlp_layers
 
 import maskconnect as mc
-from maskconnect.core.reference import reference
 
 X = torch.randn(3, 4, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
@@ -30,7 +29,7 @@ def test_it_is_the_gradient_of_the_readable_path(fan_in, aggregation):
     twin, whole = copy.deepcopy(stack), copy.deepcopy(stack)
     whole.masks.learn_by(mc.Draw())
     found = mask_gradient(stack)
-    with reference():
+    with mc.reference():
         torch.testing.assert_close(found, mask_gradient(twin))
     assert not torch.allclose(found, mask_gradient(whole))
     for (name, ours), (_, theirs) in zip(stack.named_parameters(), whole.named_parameters(), strict=True):

@@ -84,7 +84,7 @@ def test_several_stacks_inside_other_modules_are_found_learned_and_frozen_togeth
 
 def test_a_stack_inside_a_stack():
     inner = mc.MaskedStack(mlp_blocks(3), fan_in=1)
-    outer = mc.MaskedStack([*mlp_blocks(2), inner, *mlp_blocks(1)], fan_in=4)
+    outer = mc.MaskedStack([*mlp_blocks(2), inner, *mlp_blocks(1)], fan_in=3)
     outer(X).sum().backward()
     assert inner.masks.real.grad is not None
     assert set(mc.wiring_of(outer)) == {"", "blocks.2"}
@@ -353,21 +353,24 @@ def test_an_average_of_the_weights_follows_the_freeze():
     assert mc.wiring_of(average) == mc.wiring_of(stack)
 
 
-def test_distributed_data_parallel_learns_and_is_wrapped_anew_after_the_freeze(tmp_path):
-    torch.distributed.init_process_group(
-        "gloo", store=torch.distributed.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1
-    )
+def test_a_freeze_under_distributed_data_parallel_needs_no_new_wrapper(tmp_path):
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         stack = mc.MaskedStack(mlp_blocks(7), fan_in=1)
         model = DistributedDataParallel(stack)
-        for _ in range(5):  # modules that nothing reads have gradients, so none is unused
-            model(X).sum().backward()
-        with pytest.raises(mc.ConfigError, match=r"call mc.freeze\(model.module\), then wrap it again"):
-            mc.freeze(model)
-        mc.freeze(model.module)
-        model = DistributedDataParallel(stack)
-        for _ in range(3):
-            model(X).sum().backward()
+        optimizer = torch.optim.AdamW(mc.param_groups(stack, lr=0.01, mask_lr=0.3), weight_decay=0.1)
+        mc.attach(optimizer, model)
+        for frozen in (False, True):
+            if frozen:
+                mc.freeze(model)
+            for _ in range(3):  # every parameter has a gradient, so none is unused
+                before = stack.masks.real.detach().clone()
+                model(X).square().sum().backward()
+                assert stack.masks.real.grad.any() != frozen
+                optimizer.step()
+                optimizer.zero_grad()
+                assert torch.equal(stack.masks.real, before) == frozen
         assert mc.wiring_of(model) == mc.wiring_of(stack)
     finally:
         torch.distributed.destroy_process_group()
@@ -418,3 +421,40 @@ def test_weights_that_the_user_froze_stay_out_of_the_groups():
     stack.blocks[0].requires_grad_(False)
     weights, _ = mc.param_groups(stack, lr=0.1, mask_lr=0.1)
     assert len(weights["params"]) == len(list(stack.blocks[1:].parameters()))
+
+
+def _reply(stack, queue):
+    queue.put(stack(X).detach().tolist())
+
+
+def test_a_stack_can_be_sent_to_another_process():
+    stack = mc.MaskedStack(mlp_blocks(5), fan_in=2)
+    context = torch.multiprocessing.get_context("spawn")
+    queue = context.SimpleQueue()
+    process = context.Process(target=_reply, args=(stack, queue))
+    process.start()
+    found = queue.get()
+    process.join()
+    torch.testing.assert_close(torch.tensor(found), stack(X))  # the same draw
+
+
+def test_masks_that_were_built_without_memory_start_as_they_should():
+    def made():
+        return mc.MaskedStack(mlp_blocks(6), fan_in=2, mask_init=0.5, seed=3)
+
+    stack, expected = made().to("meta").to_empty(device="cpu"), made()
+    for name, value in expected.masks.state_dict().items():
+        assert torch.equal(stack.masks.state_dict()[name], value), name
+    stack.masks.real.data.fill_(7)
+    stack.masks.progress.fill_(5)
+    stack.masks.reset_parameters()
+    for name, value in expected.masks.state_dict().items():
+        assert torch.equal(stack.masks.state_dict()[name], value), name
+
+
+def test_fixed_masks_start_again_as_they_were_fixed():
+    stack = mc.MaskedStack(mlp_blocks(6), fan_in=2, connectivity="random")
+    wiring = stack.wiring()
+    stack.to("meta").to_empty(device="cpu")
+    assert stack.wiring() == wiring
+    assert not stack.masks.real.requires_grad

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from networks import mlp_blocks
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from twins import both_ways
@@ -97,3 +98,25 @@ def test_it_ends_with_the_block_and_with_an_error_in_it():
     with pytest.raises(ZeroDivisionError), reference():
         raise ZeroDivisionError
     assert not is_reference()
+
+
+@pytest.mark.parametrize("how", [mc.Draw(), mc.Draw(credit="new"), mc.Blend(steps=5)], ids=["draw", "new", "blend"])
+@pytest.mark.parametrize("aggregation", ["mean", "sum", "scaled", "residual", "stream"])
+def test_a_gradient_penalty_is_right_by_reference_and_an_error_by_default(aggregation, how):
+    if how.credit == "new" and aggregation in ("scaled", "stream"):
+        pytest.skip("it has no new credit")
+
+    def penalty(stack, x):
+        (slope,) = torch.autograd.grad(stack(x).square().sum(), x, create_graph=True)
+        return slope.square().sum()
+
+    blocks = mlp_blocks(4)
+    modules = [mc.Residual(block) for block in blocks] if aggregation == "residual" else blocks
+    stack = mc.MaskedStack(modules, 2, aggregation=aggregation).double()
+    stack.masks.learn_by(how)
+    x = torch.randn(3, 6, dtype=torch.float64, requires_grad=True)
+    with mc.reference():
+        penalty(stack, x).backward()
+    assert stack.masks.real.grad.any()
+    with pytest.raises(mc.ConnectivityError, match="gradients of gradients are not known"):
+        penalty(stack, x).backward()

@@ -1,5 +1,6 @@
 """`use_all`: every module is read, at the least cost."""
 
+import itertools
 import random
 
 import pytest
@@ -45,6 +46,18 @@ def test_what_nobody_may_read_stays_unread():
     layout = Layout((1,) * 4, layered=False)
     candidates = ((), (0,), (0,), (0, 2))
     assert cover(((), (0,), (0,), (0,)), candidates, layout, lambda *_: 0.0) == ((), (0,), (0,), (2,))
+
+
+def test_a_chain_of_swaps_is_found_where_no_single_one_is_left():
+    """With one source per target some draws leave a module unread that only two swaps together can have read."""
+    wiring = [[], [0], [0], [1], [0, 3], [2, 4], [1, 2, 3, 4]]
+    stack = mc.MaskedStack(mlp_blocks(7), 1, wiring=wiring, use_all=True)
+    candidates, layout = stack.masks.candidates, stack.layout
+    for choice in itertools.product(*candidates[1:]):
+        sources = ((), *((k,) for k in choice))
+        found = cover(sources, candidates, layout, lambda target, k: 0.0)
+        assert {k for row in found for k in row} == {0, 1, 2, 3, 4}, choice  # module 5 may be read by nobody
+    assert all(min(stack.masks.draw().readers[:5]) > 0 for _ in range(50))
 
 
 @pytest.mark.parametrize("layered", [False, True])

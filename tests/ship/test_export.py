@@ -13,7 +13,6 @@ from torch import nn
 import maskconnect as mc
 from maskconnect.core.count import pruned_parameters
 from maskconnect.errors import CheckpointError, ConfigError, ConnectivityError, MaskConnectError
-from maskconnect.pruning.prune import prune
 from maskconnect.ship import checked, export, saved
 from maskconnect.ship.export import export_onnx, export_pt2, preprocessing_of
 from maskconnect.ship.preprocessing import Preprocessing
@@ -299,7 +298,7 @@ def test_a_saved_network_without_preprocessing_needs_the_shape_of_its_input(type
 
 def test_a_saved_network_that_is_pruned_is_exported_as_it_is(type_in, learned, tmp_path):
     of_run = from_run(learned)
-    pruned = prune(of_run.network, torch.zeros(1, 1, 8, 8))
+    pruned = mc.prune(of_run.network, torch.zeros(1, 1, 8, 8))
     saved.save(pruned, tmp_path / "saved", classes=of_run.classes, preprocessing=of_run.preprocessing)
     code, said, errors = type_in("export", "saved", "--onnx", "a.onnx")
     assert (code, said.count("\n"), errors) == (0, 1, "")

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from maskconnect.core.align import layout_of
-from maskconnect.core.reference import is_reference
+from maskconnect.core.reference import first_order, is_reference
 
 
 def divisor_of(aggregation: str, sources: int) -> float:
@@ -108,6 +108,7 @@ class _MaskedTotal(torch.autograd.Function):
         return total([y for y, on in zip(sources, ctx.active, strict=True) if on], ctx.divisor)
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, grad_x: Tensor) -> tuple[Tensor | None, ...]:
         mask_S, *sources = ctx.saved_tensors
         grad_x = grad_x / ctx.divisor if ctx.divisor > 1 else grad_x
@@ -137,6 +138,7 @@ class _ScaledTotal(torch.autograd.Function):
         return _weighted([(a, y) for a, y, on in zip(scale_S, sources, ctx.active, strict=True) if on])
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, grad_x: Tensor) -> tuple[Tensor | None, ...]:
         scale_S, *sources = ctx.saved_tensors
         if grad_x.dim() == 4:

@@ -88,6 +88,13 @@ def fan_in_of_targets(fan_in: Any, layout: Layout, candidates: Sources) -> list[
     return [min(int(k), len(candidates[target])) for target, k in zip(targets, wanted, strict=True)]
 
 
+def warn_of_fan_in(fan_in: Any, candidates: Sources, *, what: str = "fan_in") -> None:
+    """Say so where every target could read all its candidates and would still not have this fan-in."""
+    most = max(map(len, candidates), default=0)
+    if isinstance(fan_in, int) and fan_in > most > 0:
+        warnings.warn(f"{what} is {fan_in}, but no module has more than {most} candidates: K is {most}.", stacklevel=3)
+
+
 def fixed_sources(
     connectivity: Any,
     layout: Layout,

@@ -62,20 +62,17 @@ class Learning(ABC):
         """Whether forward passes read what the freeze would fix; always, of a way that has no end."""
         return True
 
-    @torch.no_grad()
-    def shape_gradient_(self, masks: ConnectivityMasks) -> None:
-        """Turn dl/dm into what step 3 of Algorithm 1 updates the masks with."""
-        grad_TS = masks.real.grad
-        if self.gradient == "plain" or grad_TS is None:
-            return
+    def descent(self, grad_TS: Tensor, candidate_TS: Tensor) -> Tensor:
+        """What step 3 of Algorithm 1 subtracts from the real masks, but for the learning rate."""
+        if self.gradient == "plain":
+            return grad_TS
         if self.gradient == "none":
-            grad_TS.zero_()
-            return
-        candidate_TS = masks.candidate_TS.to(grad_TS.device)
+            return torch.zeros_like(grad_TS)
+        candidate_TS = candidate_TS.to(grad_TS.device)
         mean_T1 = grad_TS.sum(dim=1, keepdim=True) / candidate_TS.sum(dim=1, keepdim=True)
-        grad_TS.sub_(mean_T1 * candidate_TS)
-        length_T1 = grad_TS.norm(dim=1, keepdim=True)
-        grad_TS.div_(torch.where(length_T1 > 0, length_T1, 1.0))
+        centred_TS = grad_TS - mean_T1 * candidate_TS
+        length_T1 = centred_TS.norm(dim=1, keepdim=True)
+        return centred_TS / torch.where(length_T1 > 0, length_T1, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)

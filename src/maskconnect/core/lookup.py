@@ -6,7 +6,6 @@ import warnings
 from typing import Any
 
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from maskconnect.core.masks import ConnectivityMasks
 from maskconnect.core.stack import MaskedStack
@@ -28,11 +27,6 @@ def freeze(model: nn.Module) -> None:
     """Fix the wiring of every stack in `model` to the top-K of its masks, for fine-tuning and for good."""
     stacks = some_stacks_of(model)
     learning = [stack.masks for stack in stacks.values() if not stack.masks.is_frozen]
-    if isinstance(model, DistributedDataParallel) and learning:
-        raise ConfigError(
-            "DistributedDataParallel would go on waiting for the gradient of the masks; "
-            "call mc.freeze(model.module), then wrap it again."
-        )
     early = [masks for masks in learning if not masks.how.has_ended(masks.steps_taken)]
     if early:
         warnings.warn(

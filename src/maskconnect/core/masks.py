@@ -71,27 +71,40 @@ class ConnectivityMasks(nn.Module):
         self.candidate_TS = self._source_TS >= 0
         self._preferred_first_TS = padded(preferred, len(candidates)).argsort(dim=1)
         self.fan_in_T = torch.tensor(fan_in, dtype=torch.int64, device="cpu")
-        self.generator = torch.Generator().manual_seed(seed)
-        self.learned = fixed is None
+        self.seed, self.generator = seed, torch.Generator().manual_seed(seed)
+        self.learned, self._start = fixed is None, fixed
         self.decay = decay  # from each candidate to the next nearer one, at the start; 1 where all are equal
         self.how: Learning = Draw()
         self.attached = False  # whether `mc.attach` has chosen `how`; then a loaded state does not
         self._fixed: BinaryMasks | None = None
         self._seen: tuple[int, int] | None = None
 
-        rank_TS = self._preferred_first_TS.argsort(dim=1).double()  # 0 is the nearest
-        real_TS = self.candidate_TS * rank_TS.mul(math.log(decay)).exp()  # D7: all equal where decay is 1
-        real_TS /= real_TS.sum(dim=1, keepdim=True)
-        self.real = nn.Parameter(real_TS.to(torch.promote_types(torch.get_default_dtype(), torch.float32)))
+        dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
+        self.real = nn.Parameter(torch.zeros_like(self.candidate_TS, dtype=dtype), requires_grad=self.learned)
         self.register_buffer("binary", torch.zeros_like(self.candidate_TS))
         self.register_buffer("frozen", torch.zeros((), dtype=torch.bool, device="cpu"))
         self.register_buffer("progress", torch.zeros((), dtype=torch.int64, device="cpu"))
         self.register_buffer("source", self._source_TS.clone())  # this and fan_in say what a saved state is of
         self.register_buffer("fan_in", self.fan_in_T.clone())
-        if fixed is not None:
-            mask_TS = write_mask(fixed, layout, candidates)
-            self.real.data.copy_(mask_TS / mask_TS.sum(dim=1, keepdim=True))
-            self._fix(mask_TS)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Start again: as the stack was built, with nothing learned and nothing drawn."""
+        if self.real.is_meta:
+            return
+        rank_TS = self._preferred_first_TS.argsort(dim=1).double()  # 0 is the nearest
+        real_TS = self.candidate_TS * rank_TS.mul(math.log(self.decay)).exp()  # D7: all equal where decay is 1
+        if self._start is not None:
+            real_TS = write_mask(self._start, self.layout, self.candidates).double()
+        self.real.copy_(real_TS / real_TS.sum(dim=1, keepdim=True))
+        self.generator.manual_seed(self.seed)
+        self.source.copy_(self._source_TS)
+        self.fan_in.copy_(self.fan_in_T)
+        for buffer in (self.binary, self.frozen, self.progress):
+            buffer.zero_()
+        if self._start is not None:
+            self._fix(write_mask(self._start, self.layout, self.candidates))
 
     @property
     def fixed(self) -> BinaryMasks | None:
@@ -206,8 +219,8 @@ class ConnectivityMasks(nn.Module):
 
     def _read_buffers(self) -> None:
         fixed = self._meaning(self._checked(self.binary.cpu())) if self.frozen else None
-        if (fixed is None) != (self._fixed is None):
-            self.real.requires_grad_(fixed is None)
+        if fixed is None and self._fixed is not None:
+            self.real.requires_grad_()
         self._fixed, self._seen = fixed, (version_of(self.frozen), version_of(self.binary))
 
     def _checked(self, mask_TS: Tensor) -> Tensor:
@@ -250,8 +263,20 @@ class ConnectivityMasks(nn.Module):
             low = moved.is_floating_point() and moved.dtype.itemsize < 4
             return tensor.to(moved.device) if low else moved
 
+        before = self.real.is_meta
         super()._apply(keep_precision, recurse)  # type: ignore[no-untyped-call]
+        if before and not self.real.is_meta:
+            self.reset_parameters()  # `to_empty` leaves whatever was in memory
         return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()  # type: ignore[no-untyped-call]
+        return {**state, "generator": bytes(self.generator.get_state().tolist())}  # a generator cannot be sent itself
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        generator = torch.Generator()
+        generator.set_state(torch.tensor(list(state["generator"]), dtype=torch.uint8, device="cpu"))
+        super().__setstate__({**state, "generator": generator})  # type: ignore[no-untyped-call]
 
     def get_extra_state(self) -> Tensor:
         """The state of the generator, so that a restored stack continues the same draws, and `how` as JSON."""
@@ -285,7 +310,8 @@ class ConnectivityMasks(nn.Module):
         if prefix + "real" in state_dict:  # version 0.1 did not save the progress
             state_dict.setdefault(prefix + "progress", torch.zeros_like(self.progress))
         super()._load_from_state_dict(state_dict, prefix, *args)
-        self._seen = None
+        if not self.frozen.is_meta:
+            self._read_buffers()  # now, because compiled code looks at what was read
 
     def extra_repr(self) -> str:
         """What `print(model)` says of the masks."""

@@ -42,9 +42,9 @@ def param_groups(model: nn.Module, lr: float, mask_lr: float, weight_decay: floa
 def attach(optimizer: Optimizer, model: nn.Module, how: Learning | None = None) -> None:
     """Make every `optimizer.step()` update the masks of `model` as step 3 of Algorithm 1 does.
 
-    m~ <- clip(m~ - lr * dl/dm, 0, 1), with the lr of the group that holds m~, so schedulers apply. SGD takes that
-    step itself and the masks are only clipped after it; what any other optimizer did to them is undone first,
-    because it rescales gradients (D15).
+    m~ <- clip(m~ - lr * dl/dm, 0, 1), with the lr of the group that holds m~, so schedulers apply. dl/dm is taken
+    before the step. Whatever the optimizer itself does to the masks is undone: it may rescale gradients, or have
+    momentum or weight decay (D8, D15).
 
     Attaching again replaces what was attached before. `progress`, the number of steps taken, goes on if `how` is the
     same, as after loading a `state_dict`; otherwise it starts from 0.
@@ -76,12 +76,15 @@ def attach(optimizer: Optimizer, model: nn.Module, how: Learning | None = None) 
         )
     groups_of(optimizer, masks)
     for m in masks:
+        m.learn_by(how)
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    kept = [m for m in masks_of(model) if id(m.real) in held]  # frozen ones too, so that no optimizer moves them
+    for m in kept:
         if m in _updates and (before := _updates[m]()) is not None:
             before.drop(m)
-        m.learn_by(how)
-    if masks:
-        update = ref(MaskUpdate(optimizer, masks))
-        _updates.update(dict.fromkeys(masks, update))
+    if kept:
+        update = ref(MaskUpdate(optimizer, kept))
+        _updates.update(dict.fromkeys(kept, update))
 
 
 def advance(model: nn.Module) -> None:
@@ -96,7 +99,7 @@ class MaskUpdate:
 
     def __init__(self, optimizer: Optimizer, masks: list[ConnectivityMasks]) -> None:
         self.masks = masks
-        self.before: dict[int, Tensor] = {}
+        self.noted: dict[int, tuple[Tensor, Tensor | None]] = {}  # real masks and gradients before the step
         self.handles: list[RemovableHandle] = [
             optimizer.register_step_pre_hook(self.prepare),
             optimizer.register_step_post_hook(self.update),
@@ -110,38 +113,41 @@ class MaskUpdate:
                 handle.remove()
 
     def prepare(
-        self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Before the step: note the real masks, and shape their gradient."""
+        """Before the step: note the real masks, and what will be subtracted from them."""
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
-            self.note()
+            self.note(optimizer)
             return args, kwargs
 
         def noted() -> Any:
             loss = closure()
-            self.note()  # the forward pass in the closure has normalised the masks
+            self.note(optimizer)  # the forward pass in the closure has normalised the masks
             return loss
 
         return args[:1], {**kwargs, "closure": noted}
 
-    def note(self) -> None:
-        """Remember the real masks, and shape their gradient."""
+    @torch.no_grad()
+    def note(self, optimizer: Optimizer) -> None:
+        """Remember the real masks, and their gradient in the form that updates them."""
+        scale = getattr(optimizer, "grad_scale", None)  # of a GradScaler, which a fused optimizer divides by itself
         for m in self.masks:
-            self.before[id(m)] = m.real.detach().clone()
-            if not m.is_frozen:
-                m.how.shape_gradient_(m)
+            grad = m.real.grad
+            if grad is not None:
+                grad = m.how.descent(grad if scale is None else grad / scale, m.candidate_TS).clone()
+            self.noted[id(m)] = m.real.detach().clone(), grad
 
     @torch.no_grad()
     def update(self, optimizer: Optimizer, *_: Any) -> None:
-        """After the step: m~ <- clip(m~ - lr * dl/dm, 0, 1), and one step of progress."""
-        learning = [m for m in self.masks if not m.is_frozen]
-        for m, group in zip(learning, groups_of(optimizer, learning), strict=True):
-            if type(optimizer) is not torch.optim.SGD:
-                m.real.copy_(self.before[id(m)])
-                _descend_(m.real, group, optimizer)
-            m.clip_()
-            m.progress += 1
+        """After the step: m~ <- clip(m~ - lr * dl/dm, 0, 1), and one step of progress; frozen masks stay."""
+        for m, group in zip(self.masks, groups_of(optimizer, self.masks), strict=True):
+            before, grad = self.noted.pop(id(m), (m.real, None))
+            m.real.copy_(before)
+            if not m.is_frozen:
+                _descend_(m.real, grad, group, optimizer)
+                m.clip_()
+                m.progress += 1
 
 
 def groups_of(optimizer: Optimizer, masks: list[ConnectivityMasks]) -> list[dict[str, Any]]:
@@ -155,10 +161,10 @@ def groups_of(optimizer: Optimizer, masks: list[ConnectivityMasks]) -> list[dict
     return [held[id(m.real)] for m in masks]
 
 
-def _descend_(real: Tensor, group: dict[str, Any], optimizer: Optimizer) -> None:
+def _descend_(real: Tensor, grad: Tensor | None, group: dict[str, Any], optimizer: Optimizer) -> None:
     """m~ <- m~ - lr * dl/dm, in place, unless a GradScaler told a fused optimizer to skip this step."""
     found_inf = getattr(optimizer, "found_inf", None)
-    if real.grad is None or (found_inf is not None and found_inf.item()):
+    if grad is None or (found_inf is not None and found_inf.item()):
         return
-    step = real.grad * group["lr"]
-    real.sub_(-step if group.get("maximize") else step)
+    rate = float(group["lr"])
+    real.add_(grad, alpha=rate if group.get("maximize") else -rate)

@@ -22,6 +22,7 @@ from maskconnect.core.checks import (
     fan_in_of_targets,
     fixed_sources,
     register,
+    warn_of_fan_in,
 )
 from maskconnect.core.inputs import Inputs
 from maskconnect.core.masks import ConnectivityMasks
@@ -88,6 +89,8 @@ class MaskedStack(nn.Module):
         candidates = every if wiring is None else self.layout.from_plain(wiring, what="wiring")
         counts = fan_in_of_targets(fan_in, self.layout, candidates)
         fixed = fixed_sources(connectivity, self.layout, candidates, counts, int(seed), use_all=use_all)
+        if connectivity in ("learned", "random"):
+            warn_of_fan_in(fan_in, candidates)
         if fixed is not None:
             counts = [len(fixed[target]) for target in self.layout.targets]
         decay = decay_of(mask_init)
@@ -118,7 +121,7 @@ class MaskedStack(nn.Module):
         inputs, modules = self.begin(), self.flat()
         alive = inputs.masks.alive
         if not args and not kwargs and (fast := inputs.at_once(modules, x)) is not None:
-            output = fast if inputs.learning else reaching_idle_parameters(fast, modules, alive)
+            output = fast if inputs.learning else self.reaching_idle_parameters(fast, alive)
             return self.end(inputs, output)
         key = self.shape_key(inputs, (x, args, kwargs))
         known = self._shapes.get(key)
@@ -137,7 +140,7 @@ class MaskedStack(nn.Module):
                     else:
                         read = together[number] if inputs.by_layer else inputs.one(number, sources)
                     if number == len(modules) - 1:
-                        read = reaching_idle_parameters(read, modules, alive)
+                        read = self.reaching_idle_parameters(read, alive)
                     outputs.append(module(read, *args, **kwargs))
         if key is not None and known is None and not all(alive):
             if len(self._shapes) >= MOST_SHAPES:
@@ -181,6 +184,23 @@ class MaskedStack(nn.Module):
         key = tuple(leaf.shape if isinstance(leaf, Tensor) else leaf for leaf in leaves)
         return key if all(isinstance(leaf, Hashable) for leaf in key) else None
 
+    def reaching_idle_parameters(self, x: Any, alive: Sequence[bool]) -> Any:
+        """x, through which parameters that do not matter in this pass get a gradient of zero, not None (D14).
+
+        Those are the weights of modules that nothing reads, and frozen masks: who waits for all gradients, as
+        DistributedDataParallel does, need not know.
+        """
+        if not torch.is_grad_enabled():
+            return x
+        idle = [p for module, on in zip(self.flat(), alive, strict=True) if not on for p in module.parameters()]
+        parameters = [p for p in (*idle, *[self.masks.real] * self.masks.is_frozen) if p.requires_grad]
+        leaves, tree = tree_flatten(x)
+        for i, leaf in enumerate(leaves):
+            if parameters and isinstance(leaf, Tensor) and leaf.is_floating_point():
+                leaves[i] = with_zero_gradient(leaf, parameters)
+                return tree_unflatten(leaves, tree)
+        return x
+
     def described_aggregation(self) -> str:
         """Its name, or "own" where it is the user's."""
         return self.aggregation if isinstance(self.aggregation, str) else "own"
@@ -210,17 +230,3 @@ def without_trace(module: nn.Module, *, probing: bool) -> Iterator[None]:
     finally:
         for part in training:
             part.training = True
-
-
-def reaching_idle_parameters(x: Any, modules: Sequence[nn.Module], alive: Sequence[bool]) -> Any:
-    """x, through which the parameters of modules that nothing reads get a gradient of zero, not None (D14)."""
-    if not torch.is_grad_enabled() or all(alive):
-        return x
-    idle = [module for module, on in zip(modules, alive, strict=True) if not on]
-    parameters = [p for module in idle for p in module.parameters() if p.requires_grad]
-    leaves, tree = tree_flatten(x)
-    for i, leaf in enumerate(leaves):
-        if parameters and isinstance(leaf, Tensor) and leaf.is_floating_point():
-            leaves[i] = with_zero_gradient(leaf, parameters)
-            return tree_unflatten(leaves, tree)
-    return x

@@ -151,14 +151,34 @@ def random_sources(candidates: Sources, fan_in: Sequence[int], seed: int) -> Sou
 
 
 def cover(sources: Sources, candidates: Sources, layout: Layout, score: Callable[[int, int], float]) -> Sources:
-    """Swap sources until every module is read that may be; of all swaps for a module, the one that costs least score.
+    """Swap sources until every module is read that can be; of all swaps for a module, the one that costs least score.
 
     Modules are looked at from the last to the first, so a target may give up an earlier one, whose turn is still to
-    come; rather, though, one that another target reads too. `score(target, source)` says what a connection is worth.
+    come; rather, though, one that another target reads too. Where no single swap is left, a chain of swaps is looked
+    for. `score(target, source)` says what a connection is worth.
     """
     active = [set(row) for row in sources]
     readers = Counter(k for row in active for k in row)
-    for k in reversed(range(layout.layers[-1].start)):
+
+    def swap(target: int, old: int, new: int) -> None:
+        active[target] = active[target] - {old} | {new}
+        readers[new] += 1
+        readers[old] -= 1
+
+    def place(new: int, tried: set[int]) -> bool:
+        """Have `new` read by a target that gives up what another target can take over (an augmenting path)."""
+        for target in layout.targets:
+            if new not in candidates[target] or target in tried:
+                continue
+            tried.add(target)
+            for old in sorted(active[target], key=lambda k: score(target, k)):
+                if readers[old] > 1 or place(old, tried):
+                    swap(target, old, new)
+                    return True
+        return False
+
+    inner = range(layout.layers[-1].start)
+    for k in reversed(inner):
         if readers[k]:
             continue
         swaps = [
@@ -170,9 +190,10 @@ def cover(sources: Sources, candidates: Sources, layout: Layout, score: Callable
         ]
         if swaps:
             *_, target, old = max(swaps)
-            active[target] = active[target] - {old} | {k}
-            readers[k] += 1
-            readers[old] -= 1
+            swap(target, old, k)
+    for k in inner:
+        if not readers[k]:
+            place(k, set())
     return tuple(tuple(sorted(row)) for row in active)
 
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from maskconnect.core.checks import warn_of_fan_in
 from maskconnect.errors import ConfigError
 from maskconnect.recipes import Recipe, load, write
 
@@ -97,11 +98,9 @@ def _check_apart(cells: Sequence[Cell]) -> None:
 
 
 def _check_fan_in(recipe: Recipe) -> None:
-    """K may be larger than what some blocks have to choose from (D5), but not than what all have."""
-    model = recipe.model
-    most = max(map(len, model.layout().candidates()), default=0)
-    if model.connectivity in ("learned", "random") and model.fan_in is not None and model.fan_in > most:
-        raise ConfigError(f"model.fan_in is {model.fan_in}; no block of this network has more than {most} to read.")
+    """K may be larger than what some blocks have to choose from (D5); where it is for all, say so."""
+    if recipe.model.connectivity in ("learned", "random"):
+        warn_of_fan_in(recipe.model.fan_in, recipe.model.layout().candidates(), what="model.fan_in")
 
 
 def values_of(text: str, what: str) -> tuple[str, ...]:

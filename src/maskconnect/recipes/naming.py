@@ -27,9 +27,10 @@ def kind_of_wiring(model: Network) -> str:
 
 def fan_in_of(model: Network) -> int | None:
     """K; None where blocks differ in it by more than how many candidates they have."""
-    if model.connectivity in ("learned", "random"):
-        return model.fan_in
     layout = model.layout()
+    if model.connectivity in ("learned", "random"):
+        most = max(map(len, layout.candidates()), default=0)
+        return None if model.fan_in is None else min(model.fan_in, most)
     if not isinstance(model.connectivity, str):
         sources = layout.from_plain(model.connectivity, what="connectivity")
     else:

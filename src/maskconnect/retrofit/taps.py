@@ -14,7 +14,7 @@ from torch import nn
 
 from maskconnect.core.inputs import Inputs
 from maskconnect.core.outputs import Outputs
-from maskconnect.core.stack import MaskedStack, reaching_idle_parameters
+from maskconnect.core.stack import MaskedStack
 from maskconnect.errors import ConnectivityError
 
 
@@ -57,7 +57,7 @@ class TappedStack(MaskedStack):
             walk.outputs.append(x)
             x = walk.inputs.one(number, walk.inputs.sources(number, walk.outputs))
         if last:
-            x = reaching_idle_parameters(x, self.flat(), walk.inputs.masks.alive)
+            x = self.reaching_idle_parameters(x, walk.inputs.masks.alive)
             self._walk = None
         y = block(x, *args, **kwargs)
         return self.end(walk.inputs, y, walk.outputs) if last else y

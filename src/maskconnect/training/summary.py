@@ -13,6 +13,7 @@ from maskconnect.core.count import count_parameters
 from maskconnect.data.batches import Pictures
 from maskconnect.data.sets import Arrays, Images
 from maskconnect.pruning.prune import pruned_parameters
+from maskconnect.recipes.naming import fan_in_of
 from maskconnect.recipes.schema import Recipe
 from maskconnect.training.folder import CLASSES, INPUT, MODEL, PREDICTIONS, RunFolder
 from maskconnect.training.images import Prepared
@@ -57,7 +58,7 @@ def summarise(
         "recipe": recipe.name,
         "seed": recipe.seed,
         "connectivity": recipe.model.connectivity if isinstance(recipe.model.connectivity, str) else "explicit",
-        "fan_in": recipe.model.fan_in,
+        "fan_in": fan_in_of(recipe.model) if recipe.model.fan_in is not None else None,
         "test": asdict(predictions.scores()),
         "validation": validation,
         "best": state.best,
