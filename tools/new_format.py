@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from maskconnect.experiments.kept import FORMAT, of_file
-from maskconnect.recipes.fields import read
+from maskconnect.recipes.fields import MOVED, read
 from maskconnect.recipes.schema import Recipe
 from maskconnect.recipes.write import write
 from maskconnect.training.files import write_atomically
@@ -42,6 +42,10 @@ NAMES = {
 
 class RemovedError(Exception):
     """The file has an option that was removed."""
+
+
+class ByHandError(Exception):
+    """The file has to be changed by hand."""
 
 
 def converted(recipe: Table) -> Table:
@@ -111,11 +115,22 @@ def renamed(name: str) -> str:
 
 
 def convert_recipe(path: Path) -> Path:
-    """Convert the recipe of a run in place."""
+    """Convert the recipe of a run in place; one that builds on others has to be changed by hand."""
     table = tomllib.loads(path.read_text(encoding="utf-8"))
-    if "phase" in table and "learning" not in table:
+    if {"model", "training", "phase"} <= table.keys() and not {"base", "variant", "learning"} & table.keys():
         write_atomically(path, write(read(Recipe, converted(table))))
+        return path
+    old_keys = _keys({name: part for name, part in table.items() if name != "learning"})
+    if moved := sorted({new for old, new in MOVED.items() if old.rpartition(".")[2] in old_keys}):
+        raise ByHandError(f"it has a base or variants; what is to be changed is now {', '.join(moved)}")
     return path
+
+
+def _keys(table: object) -> set[str]:
+    """The keys of a table and of all tables in it."""
+    if isinstance(table, list):
+        return set().union(*map(_keys, table))
+    return set(table).union(*map(_keys, table.values())) if isinstance(table, dict) else set()
 
 
 def main(argv: Sequence[str]) -> int:
@@ -130,6 +145,7 @@ def main(argv: Sequence[str]) -> int:
             return 2
     kinds = {".json": convert_result, ".toml": convert_recipe}
     files = [f for p in places for f in ([p] if p.is_file() else sorted(p.rglob("*"))) if f.suffix in kinds]
+    code = 0
     for path in files:
         if path.suffix == ".toml" and path.is_relative_to(Path("src")):
             continue
@@ -138,11 +154,15 @@ def main(argv: Sequence[str]) -> int:
         except RemovedError as error:
             print(f"left as it is: {path} ({error} was removed)")
             continue
+        except ByHandError as error:
+            print(f"error: change {path} by hand: {error}.", file=sys.stderr)
+            code = 2
+            continue
         except (KeyError, TypeError):
             continue  # another kind of file
         if place != path:
             print(f"{path} -> {place.name}")
-    return 0
+    return code
 
 
 if __name__ == "__main__":

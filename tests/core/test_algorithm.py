@@ -112,3 +112,16 @@ def test_sources_of_weight_zero_are_drawn_when_the_others_run_out():
     (mask,) = algorithm.draw([torch.tensor([0.0, 1.0, 0.0])], 2, generator)
     assert mask[1] == 1
     assert mask.sum() == 2
+
+
+def test_iterations_draw_and_learn():
+    torch.manual_seed(0)
+    modules = [module.double() for module in mlp_blocks(4)]
+    candidates = [(), (0,), (0, 1), (0, 1, 2)]
+    real = [torch.ones(len(row), dtype=torch.float64) for row in candidates]
+    first = loss_of(lambda x: algorithm.forward(modules, candidates, real, x, algorithm.mean)).item()
+    generator = torch.Generator().manual_seed(0)
+    learned = algorithm.iterate(modules, candidates, real, 2, [loss_of] * 100, generator, lr=0.1, mask_lr=0.5)
+    masks = algorithm.draw(learned, 2, generator)
+    assert loss_of(lambda x: algorithm.forward(modules, candidates, masks, x, algorithm.mean)).item() < first / 2
+    assert len(set(learned[-1].tolist())) > 1

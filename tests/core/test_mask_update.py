@@ -246,3 +246,33 @@ def test_with_gradient_none_masks_stay_where_they_are():
     before, grad, after, _ = stepped("none")
     assert grad.any()
     assert torch.equal(after, before)
+
+
+def test_where_gradients_of_all_candidates_are_equal_a_direction_is_none():
+    stack = mc.MaskedStack([nn.Identity() for _ in range(4)], 2)
+    stack.masks.real.data[-1] = torch.tensor([0.5, 0.3, 0.2])
+    optimizer = torch.optim.SGD(mc.param_groups(stack, lr=0.0, mask_lr=0.03))
+    mc.attach(optimizer, stack, mc.Draw(gradient="direction"))
+    for _ in range(20):
+        stack(torch.randn(3, 6)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.testing.assert_close(stack.masks.real[-1].detach(), torch.tensor([0.5, 0.3, 0.2]))
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam])
+def test_with_a_fused_optimizer_and_a_scaler_a_direction_is_as_long_as_without(make):
+    found = []
+    for scale in (1.0, 65536.0):
+        torch.manual_seed(0)
+        stack = mc.MaskedStack(mlp_blocks(5), fan_in=2)
+        optimizer = make(mc.param_groups(stack, lr=0.01, mask_lr=0.03), fused=True)
+        mc.attach(optimizer, stack, mc.Blend(steps=5))
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        for _ in range(3):
+            scaler.scale(stack(X).square().sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        found.append(stack.masks.real.detach().clone())
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-6)

@@ -4,6 +4,7 @@ import copy
 import gc
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from networks import blending, mlp_blocks, mlp_layers, taken
@@ -230,12 +231,12 @@ def test_masks_that_favour_the_old_wiring_are_not_spread():
 @pytest.mark.parametrize(
     ("make", "complaint"),
     [
-        (lambda: mc.Blend(steps=4, uniform_floor=1), "uniform_floor is 1; it must be at least 0 and below 1"),
+        (lambda: mc.Blend(steps=4, uniform_floor=1), "uniform_floor is 1.0; it must be at least 0 and below 1"),
         (lambda: mc.Blend(steps=4, uniform_floor=-0.1), "uniform_floor is -0.1; it must be at least 0 and below 1"),
         (lambda: mc.Blend(steps=4, uniform_floor="no"), "uniform_floor is 'no'; it must be a number"),
-        (lambda: mc.Blend(steps=4, gradient="none"), "use Draw"),
+        (lambda: mc.Blend(steps=4, gradient="none"), "it cannot blend them"),
         (lambda: mc.Draw(temperature=0.5), "temperature is 0.5; it must be 1"),
-        (lambda: mc.Draw(temperature=0.0, steps=3), "leave out steps"),
+        (lambda: mc.Draw(temperature=0.0, steps=3), "to cool down, start from 1"),
         (lambda: mc.Draw(gradient="centered"), "gradient is 'centered'; it must be one of plain, direction, none"),
         (lambda: mc.Draw(gradient="none", steps=3), "a control that draws from uniform masks"),
     ],
@@ -274,7 +275,7 @@ def test_a_freeze_before_the_end_of_learning_is_told(how):
     learn(stack, optimizer, 3)
     with pytest.warns(UserWarning, match=r"frozen after 3 optimizer steps, before \w+\(.*steps=5.*\) has ended"):
         mc.freeze(copy.deepcopy(stack))
-    learn(stack, optimizer, 1)
+    learn(stack, optimizer, 2)
     mc.freeze(stack)
 
 
@@ -287,6 +288,50 @@ def test_a_model_that_is_restored_from_its_state_dict_alone_goes_on_as_it_was():
     again.load_state_dict(stack.state_dict())
     assert again.masks.how == mc.Blend(steps=5)
     assert torch.equal(again(X), stack(X))
+
+
+def test_attaching_another_way_to_a_restored_model_is_told():
+    stack, again = (mc.MaskedStack(mlp_blocks(6), fan_in=2) for _ in range(2))
+    optimizer = torch.optim.SGD(mc.param_groups(stack, lr=0.01, mask_lr=0.03))
+    mc.attach(optimizer, stack, mc.Blend(steps=5))
+    again.load_state_dict(stack.state_dict())
+    resumed = torch.optim.SGD(mc.param_groups(again, lr=0.01, mask_lr=0.03))
+    mc.attach(resumed, again)  # nothing had been learned yet
+    learn(stack, optimizer, 3)
+    again = mc.MaskedStack(mlp_blocks(6), fan_in=2)
+    again.load_state_dict(stack.state_dict())
+    resumed = torch.optim.SGD(mc.param_groups(again, lr=0.01, mask_lr=0.03))
+    with pytest.warns(UserWarning, match=r"restored after 3 steps by Blend\(.*; Draw\(.* starts at its first step"):
+        mc.attach(resumed, again)
+
+
+def test_loading_by_assignment_leaves_the_state_as_it_was():
+    stack, again = (mc.MaskedStack(mlp_blocks(6), fan_in=2) for _ in range(2))
+    optimizer = torch.optim.SGD(mc.param_groups(stack, lr=0.01, mask_lr=0.03))
+    mc.attach(optimizer, stack)
+    learn(stack, optimizer, 3)
+    mc.attach(torch.optim.SGD(mc.param_groups(again, lr=0.01, mask_lr=0.03)), again, mc.Blend(steps=5))
+    with pytest.warns(UserWarning, match="the saved masks learned by"):
+        again.load_state_dict(stack.state_dict(), assign=True)
+    assert (int(stack.masks.progress), int(again.masks.progress)) == (3, 0)
+
+
+def test_masks_that_were_frozen_when_attached_learn_once_a_learning_state_is_loaded():
+    stack = mc.MaskedStack(mlp_blocks(6), fan_in=2)
+    state = copy.deepcopy(stack.state_dict())
+    mc.freeze(stack)
+    optimizer = torch.optim.SGD(mc.param_groups(stack, lr=0.01, mask_lr=0.03))
+    mc.attach(optimizer, stack, mc.Blend(steps=5))
+    stack.load_state_dict(state)
+    assert learn(stack, optimizer, 5) == [1, 0.75, 0.5, 0.25, 0]
+
+
+def test_numbers_of_numpy_and_torch_are_numbers():
+    how = mc.Blend(steps=np.int64(5), uniform_floor=torch.tensor(0.25))
+    assert how == mc.Blend(steps=5, uniform_floor=0.25)
+    stack = blending(mc.MaskedStack(mlp_blocks(6), fan_in=2))
+    stack.masks.learn_by(how)
+    assert stack.state_dict()
 
 
 def test_a_state_that_learned_otherwise_is_told_and_starts_from_the_beginning():

@@ -167,7 +167,6 @@ def test_a_signal_stops_all_cleanly_and_the_same_command_goes_on(recipe, type_in
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--fan-in", "1..6"], "no block of this network has more than 5"),
         (["--over", "model.fanin=1"], "did you mean model.fan_in"),
         (["--jobs", "0"], "--jobs is 0"),
         (["--out", "full"], "holds something else than a sweep"),

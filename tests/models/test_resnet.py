@@ -27,7 +27,7 @@ def test_parameters_are_as_many_as_in_the_paper(depth, count):
 )
 def test_imagenet_networks_have_the_published_size(depth, count):
     with torch.device("meta"):
-        model = mc.resnet(depth, 1000, fan_in=10, stem="imagenet")
+        model = mc.resnet(depth, 1000, fan_in=7, stem="imagenet")
     assert mc.count_parameters(model).weights == count
 
 

@@ -20,7 +20,7 @@ from maskconnect.core.masks import ConnectivityMasks
 from maskconnect.pruning.prune import PrunedCount, difference, pruned_parameters
 
 prune = partial(mc.prune, merge=False)
-"""Exactly the modules of the model; tests/core/test_merge.py has the rest."""
+"""Exactly the modules of the model; test_merge.py has the rest."""
 
 X = torch.linspace(-1, 1, 18).reshape(3, 6)
 TAIL = [[], [0], [1], [2], [3], [0], [5], [6]]  # modules 1 to 4 read each other, and nothing else reads them

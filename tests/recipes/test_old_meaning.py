@@ -77,6 +77,22 @@ def test_a_recipe_of_version_0_1_is_converted(name, tmp_path, capsys):
     assert load(str(place)) == load(name)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        'base = "quick/digits"\n[phase.learn]\nblend = true\n',
+        '[variant.one]\nbase = "quick/digits"\nmodel = { mask_credit = "new" }\n',
+    ],
+)
+def test_a_recipe_that_builds_on_others_is_to_be_changed_by_hand(text, tmp_path, capsys):
+    (tmp_path / "own.toml").write_text(text)
+    assert convert([str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert "own.toml by hand" in said
+    assert "is now learning." in said
+    assert (tmp_path / "own.toml").read_text() == text
+
+
 def test_what_is_not_there_cannot_be_converted(tmp_path, capsys):
     assert convert([str(tmp_path / "nothing")]) == 2
     assert "there is no" in capsys.readouterr().err

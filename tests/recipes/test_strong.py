@@ -6,7 +6,7 @@ import pytest
 
 import maskconnect as mc
 from maskconnect.recipes import load, names
-from maskconnect.recipes.schema import Learning
+from maskconnect.recipes.schema import LearningTable
 
 STRONG = [name for name in names() if name.startswith("strong/")]
 
@@ -15,7 +15,7 @@ def literal(recipe, mask_lr):
     """The same with masks that learn as in the paper."""
     learn, *others = recipe.phase
     phases, model = (replace(learn, mask_lr=mask_lr), *others), replace(recipe.model, use_all=False)
-    return replace(recipe, name="", about="", paper=None, phase=phases, model=model, learning=Learning())
+    return replace(recipe, name="", about="", paper=None, phase=phases, model=model, learning=LearningTable())
 
 
 @pytest.mark.parametrize("name", STRONG)

@@ -13,6 +13,7 @@ from networks import conv_blocks, mlp_blocks, mlp_layers
 from torch import nn
 
 import maskconnect as mc
+from maskconnect.core.masks import ConnectivityMasks
 from maskconnect.models.groups import GroupedBatchNorm2d, group_norms_
 from maskconnect.pruning.prune import difference
 from maskconnect.ship import description, saved
@@ -485,3 +486,33 @@ def test_a_stack_that_has_two_names_comes_back(pruned, tmp_path):
 def test_a_part_of_a_pruned_network_is_not_saved_as_if_it_were_the_whole(tmp_path):
     with pytest.raises(mc.ConfigError, match=r"did not come from mc\.prune as a whole"):
         mc.save(mc.prune(Own(), X).first, tmp_path)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("how", [mc.Blend(steps=2), mc.Draw(gradient="direction")], ids=["blend", "direction"])
+def test_a_network_comes_back_however_its_masks_learned(how, frozen, tmp_path):
+    model = mc.resnet(8, 4, 2)
+    model.stack.masks.learn_by(how)
+    model.stack.masks.progress += 2
+    if frozen:
+        mc.freeze(model)
+    mc.save(model, tmp_path / "saved")
+    again = mc.load(tmp_path / "saved")
+    assert again.stack.masks.how == how
+    assert int(again.stack.masks.progress) == 2
+    x = torch.randn(2, 3, 16, 16)
+    torch.testing.assert_close(again.eval()(x), model.eval()(x))
+
+
+def test_a_network_that_version_0_1_saved_is_loaded(tmp_path):
+    class Old(ConnectivityMasks):
+        def get_extra_state(self):
+            return self.generator.get_state()
+
+    model = mc.resnet(8, 4, 2)
+    mc.freeze(model)
+    model.stack.masks.__class__ = Old
+    del model.stack.masks._buffers["progress"]
+    mc.save(model, tmp_path / "saved")
+    again = mc.load(tmp_path / "saved")
+    assert mc.wiring_of(again) == mc.wiring_of(model)

@@ -11,7 +11,7 @@ module, with one entry per candidate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -62,6 +62,23 @@ def forward(
     for module, sources, mask in zip(modules, candidates, masks, strict=True):
         outputs.append(module(join([outputs[k] for k in sources], mask) if sources else x))
     return outputs[-1]
+
+
+def iterate(
+    modules: Sequence[nn.Module],
+    candidates: Sequence[Sequence[int]],
+    real: Rows,
+    fan_in: int,
+    losses: Iterable[Callable[[Callable[..., Any]], Tensor]],
+    generator: torch.Generator,
+    **rates: Any,
+) -> list[Tensor]:
+    """Algorithm 1: one iteration per loss; returns the real masks after the last."""
+    real = list(real)
+    for loss_of in losses:
+        real = normalized(real)
+        real = step(modules, candidates, real, draw(real, fan_in, generator), loss_of, **rates)
+    return real
 
 
 def step(

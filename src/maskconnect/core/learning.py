@@ -25,6 +25,8 @@ GRADIENTS = ("plain", "direction", "none")
 CREDITS = ("whole", "new")
 UNIFORM_FLOOR = 0.1
 """The default of `Blend.uniform_floor`: enough that no source is given up before its weights have learned."""
+NOISE = 1e-6
+"""A gradient that differs between candidates by less than this part of its length has no direction but rounding."""
 UNLIKELY = -1e4
 """The score of a zero entry, below the logarithm of every positive float: drawn only when those run out (D6)."""
 
@@ -72,7 +74,8 @@ class Learning(ABC):
         mean_T1 = grad_TS.sum(dim=1, keepdim=True) / candidate_TS.sum(dim=1, keepdim=True)
         centred_TS = grad_TS - mean_T1 * candidate_TS
         length_T1 = centred_TS.norm(dim=1, keepdim=True)
-        return centred_TS / torch.where(length_T1 > 0, length_T1, 1.0)
+        noise_T1 = NOISE * grad_TS.norm(dim=1, keepdim=True)
+        return torch.where(length_T1 > noise_T1, centred_TS / length_T1, 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,12 +94,13 @@ class Draw(Learning):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if number("temperature", self.temperature) not in (0, 1):
+        object.__setattr__(self, "temperature", number("temperature", self.temperature))
+        if self.temperature not in (0, 1):
             raise ConfigError(f"temperature is {self.temperature}; it must be 1 (draw) or 0 (read the top-K).")
         if self.steps is not None:
-            _check_steps(self.steps)
+            object.__setattr__(self, "steps", _checked_steps(self.steps))
             if not self.temperature:
-                raise ConfigError("temperature is 0, so there is nothing to cool down; leave out steps.")
+                raise ConfigError("temperature is 0, which reads the top-K from the start; to cool down, start from 1.")
         if self.gradient == "none" and (self.steps is not None or not self.temperature):
             raise ConfigError(
                 "gradient is 'none', a control that draws from uniform masks; use temperature 1 without cooling."
@@ -108,7 +112,7 @@ class Draw(Learning):
 
     def has_ended(self, steps: int) -> bool:
         """Whether draws have cooled down; always, of those that do not cool."""
-        return self.steps is None or not self.temperature_after(steps)
+        return self.steps is None or steps >= self.steps
 
     def read(self, masks: ConnectivityMasks, real_TS: Tensor) -> BinaryMasks:
         """K sources per target."""
@@ -137,44 +141,45 @@ class Blend(Learning):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_steps(self.steps)
-        if self.uniform_floor is not None and not 0 <= number("uniform_floor", self.uniform_floor) < 1:
-            raise ConfigError(f"uniform_floor is {self.uniform_floor}; it must be at least 0 and below 1.")
+        object.__setattr__(self, "steps", _checked_steps(self.steps))
+        if self.uniform_floor is not None:
+            object.__setattr__(self, "uniform_floor", number("uniform_floor", self.uniform_floor))
+            if not 0 <= self.uniform_floor < 1:
+                raise ConfigError(f"uniform_floor is {self.uniform_floor}; it must be at least 0 and below 1.")
         if self.gradient == "none":
-            raise ConfigError("gradient is 'none', a control that draws from uniform masks; use Draw(gradient='none').")
+            raise ConfigError("gradient is 'none', a control that draws from uniform masks; it cannot blend them.")
 
     def temperature_after(self, steps: int) -> float:
         """From 1 down to 0 in a straight line."""
         return _cooled(steps, self.steps)
 
     def has_ended(self, steps: int) -> bool:
-        """Whether the top-K is read as a whole, and nothing else."""
-        return not self.temperature_after(steps)
+        """Whether masks have learned for all `steps`; in the last one the top-K alone was read."""
+        return steps >= self.steps
 
     def read(self, masks: ConnectivityMasks, real_TS: Tensor) -> BinaryMasks:
         """All candidates, each in part."""
         temperature = self.temperature_after(masks.steps_taken)
         if not temperature:
             return masks.top()
-        top_TS = masks.top().mask_TS
-        plain_TS = masks.preferred_top(real_TS)
-        for t in (top_TS != plain_TS).any(dim=1).nonzero().flatten().tolist():  # `use_all` swapped: swap shares too
-            new, old = (top_TS[t] & ~plain_TS[t]).nonzero(), (plain_TS[t] & ~top_TS[t]).nonzero()
-            real_TS[t, new], real_TS[t, old] = real_TS[t, old], real_TS[t, new]
-        floor = self.uniform_floor
-        if floor is None:
-            floor = UNIFORM_FLOOR if masks.decay == 1 else 0.0
+        floor = default_floor(masks.decay) if self.uniform_floor is None else self.uniform_floor
+        top_TS, real_TS = masks.top().mask_TS, masks.swapped_to_top(real_TS)
         share_TS = shares(real_TS, masks.candidate_TS, masks.fan_in_T, temperature=temperature, uniform_floor=floor)
         return masks.blended(share_TS, top_TS)
 
 
-def plain(how: Learning) -> dict[str, Any]:
+def default_floor(decay: float) -> float:
+    """The uniform floor of masks that start with this ratio from each candidate to the next nearer one."""
+    return UNIFORM_FLOOR if decay == 1 else 0.0
+
+
+def to_plain(how: Learning) -> dict[str, Any]:
     """A way to learn as plain data, for JSON."""
     return {"way": type(how).__name__.lower()} | {field.name: getattr(how, field.name) for field in fields(how)}
 
 
 def from_plain(data: dict[str, Any]) -> Learning:
-    """The inverse of `plain`."""
+    """The inverse of `to_plain`."""
     kinds: dict[str, type[Learning]] = {"draw": Draw, "blend": Blend}
     kind = kinds[data["way"]]
     return kind(**{name: value for name, value in data.items() if name != "way"})
@@ -244,8 +249,9 @@ def _cooled(taken: int, steps: int) -> float:
     return 1.0 - min(taken, way) / way
 
 
-def _check_steps(steps: Any) -> None:
+def _checked_steps(steps: Any) -> int:
     if integer("steps", steps) < 1:
         raise ConfigError(
             f"steps is {steps}; it must be the number of optimizer steps that masks learn for, 1 or more."
         )
+    return integer("steps", steps)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from maskconnect.core.aggregate import straight_through
-from maskconnect.core.learning import Draw, Learning, from_plain, largest, normalize_, plain
+from maskconnect.core.learning import Draw, Learning, from_plain, largest, normalize_, to_plain
 from maskconnect.core.residual import version_of
 from maskconnect.core.wiring import Layout, Sources, cover, random_wiring, reaching_output
 from maskconnect.errors import CheckpointError, ConfigError, ConnectivityError
@@ -137,8 +137,14 @@ class ConnectivityMasks(nn.Module):
     def learn_by(self, how: Learning) -> None:
         """Learn in this way from now on: from its beginning, unless masks learn in just this way already."""
         if self.how != how:
+            if self.steps_taken and not (self.attached or self.is_frozen):
+                warnings.warn(
+                    f"the masks were restored after {self.steps_taken} steps by {self.how}; {how} starts at its first "
+                    "step. To go on as before, attach the same.",
+                    stacklevel=3,
+                )
             self.how = how
-            self.progress.zero_()
+            self.progress = torch.zeros_like(self.progress)
         self.attached = True
 
     @torch.no_grad()
@@ -172,6 +178,14 @@ class ConnectivityMasks(nn.Module):
         rows = [dict(zip(self.candidates[first + t], row, strict=False)) for t, row in enumerate(scores)]
         covered = cover(found.sources, self.candidates, self.layout, lambda target, k: rows[target - first][k])
         return self._meaning(write_mask(covered, self.layout, self.candidates))
+
+    def swapped_to_top(self, real_TS: Tensor) -> Tensor:
+        """The real masks in which sources that `use_all` swaps in have the value of those that they replace."""
+        top_TS, largest_TS = self.top().mask_TS, self.preferred_top(real_TS)
+        for t in (top_TS != largest_TS).any(dim=1).nonzero().flatten().tolist():
+            new, old = (top_TS[t] & ~largest_TS[t]).nonzero(), (largest_TS[t] & ~top_TS[t]).nonzero()
+            real_TS[t, new], real_TS[t, old] = real_TS[t, old], real_TS[t, new]
+        return real_TS
 
     def blended(self, share_TS: Tensor, top_TS: Tensor) -> BinaryMasks:
         """Masks of shares between 0 and 1, which go over to `top_TS`."""
@@ -280,7 +294,7 @@ class ConnectivityMasks(nn.Module):
 
     def get_extra_state(self) -> Tensor:
         """The state of the generator, so that a restored stack continues the same draws, and `how` as JSON."""
-        how = json.dumps(plain(self.how)).encode()
+        how = json.dumps(to_plain(self.how)).encode()
         return torch.cat([self.generator.get_state(), torch.tensor(list(how), dtype=torch.uint8, device="cpu")])
 
     def set_extra_state(self, state: Tensor) -> None:
@@ -294,8 +308,8 @@ class ConnectivityMasks(nn.Module):
             raise CheckpointError(f"the saved state of the masks is damaged: {error}") from None
         if not self.attached:
             self.how = how
-        elif how != self.how and not self.frozen:
-            self.progress.zero_()
+        elif how != self.how and not self.frozen and self.steps_taken:
+            self.progress = torch.zeros_like(self.progress)  # not in place: it may be the very tensor that was saved
             warnings.warn(
                 f"the saved masks learned by {how}; mc.attach has set {self.how} here, which starts at its first step.",
                 stacklevel=2,

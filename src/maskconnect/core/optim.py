@@ -75,11 +75,10 @@ def attach(optimizer: Optimizer, model: nn.Module, how: Learning | None = None) 
             "stack.masks.real.requires_grad_(), or mc.freeze(model) if they should not learn."
         )
     groups_of(optimizer, masks)
-    for m in masks:
-        m.learn_by(how)
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     kept = [m for m in masks_of(model) if id(m.real) in held]  # frozen ones too, so that no optimizer moves them
     for m in kept:
+        m.learn_by(how)
         if m in _updates and (before := _updates[m]()) is not None:
             before.drop(m)
     if kept:

@@ -105,7 +105,7 @@ class MaskedStack(nn.Module):
 
     @property
     def learning(self) -> bool:
-        """Whether a forward pass draws: in train mode, until the masks are frozen."""
+        """Whether masks learn in a forward pass: in train mode, until they are frozen."""
         return self.training and not self.masks.is_frozen
 
     def wiring(self) -> list[Any]:

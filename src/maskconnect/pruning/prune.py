@@ -1,8 +1,7 @@
 """Unused modules out, a plain network back (D10), and the proof that it computes the same.
 
-Modules that cannot reach the output go. Those that stay are wired for good, in a graph without masks (`plain.py`), in
-which, if asked for, batch norms are folded into convolutions (`fold.py`) and those that read the same are merged
-(`merge.py`).
+Modules that cannot reach the output go. Those that stay are wired for good, in a graph without masks (`emit.py`), in
+which, if asked for, batch norms are folded into convolutions and those that read the same are merged (`passes`).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from maskconnect.core.checks import decay_of, fan_in_of_targets, fixed_sources
-from maskconnect.core.learning import UNIFORM_FLOOR, Blend, Draw, check_credit
+from maskconnect.core.learning import Blend, Draw, check_credit, default_floor
 from maskconnect.core.wiring import Layout
 from maskconnect.data.augment import Augmentation
 from maskconnect.data.catalog import NAMES
@@ -168,7 +168,7 @@ class Training:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Learning:
+class LearningTable:
     """How masks learn: `mc.Draw` or `mc.Blend`, whose defaults hold where nothing is given."""
 
     way: str = "draw"  # "draw" K sources in every pass, as in the paper, or "blend" all candidates
@@ -185,7 +185,8 @@ class Learning:
         for name in ("uniform_floor",) if drawing else ("temperature", "cool"):
             if getattr(self, name) is not None:
                 raise ConfigError(
-                    f"learning.{name} is {getattr(self, name)}; learning.way={self.way!r} has no such field."
+                    f"learning.{name} is {getattr(self, name)}; learning.way={self.way!r} has no such field. "
+                    "Leave it out, or set it to none."
                 )
         try:
             how = self.how(steps=1)
@@ -236,7 +237,7 @@ class Recipe:
     augmentation: Augmentation
     model: Network
     training: Training
-    learning: Learning = Learning()
+    learning: LearningTable = LearningTable()
     phase: tuple[Phase, ...]
 
     def __post_init__(self) -> None:
@@ -255,13 +256,14 @@ class Recipe:
                 f"model.connectivity is 'learned', but phase.{found[0]}.mask_lr is 0; set it, to 0.3 perhaps."
             )
         if self.learning.way == "blend" and self.learning.uniform_floor is None:
-            floor = UNIFORM_FLOOR if self.model.mask_init == "uniform" else 0.0
+            floor = default_floor(decay_of(self.model.mask_init))
             object.__setattr__(self, "learning", replace(self.learning, uniform_floor=floor))
-        if self.learning.credit == "new":
-            try:
-                check_credit("new", self.model.aggregation if self.model.architecture == "resnet" else None)
-            except ConfigError as error:
-                raise ConfigError(f"learning.{error}") from None
+        if self.learning.credit == "new" and self.model.architecture == "resnext":
+            raise ConfigError("learning.credit is 'new', which a resnext does not have; set it to 'whole'.")
+        try:
+            check_credit(self.learning.credit, self.model.aggregation)
+        except ConfigError as error:
+            raise ConfigError(f"learning.{error}") from None
 
     @property
     def epochs(self) -> int:

@@ -49,7 +49,7 @@ def rewire(
     if isinstance(aggregation, str) and aggregation in ("residual", "stream"):
         raise ConfigError(
             f"aggregation is {aggregation!r}, which needs the residuals of blocks, and the blocks of {path!r} return "
-            "whole outputs; use 'mean', 'sum', 'root' or 'scaled', or build the model with mc.MaskedStack."
+            "whole outputs; use 'mean', 'sum' or 'scaled', or build the model with mc.MaskedStack."
         )
     stack = TappedStack(
         list(container),
