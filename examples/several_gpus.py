@@ -35,7 +35,6 @@ def train(rank=0, ranks=1, steps=600):
     for step in range(steps):
         if step == steps // 2:
             mc.freeze(model)
-            wrapped = DistributedDataParallel(model) if ranks > 1 else model
         x, y = batch(step, rank, ranks)
         optimizer.zero_grad()
         F.cross_entropy(wrapped(x), y).backward()

@@ -1,6 +1,7 @@
 """Masks in a model that already exists."""
 
 import copy
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -100,7 +101,7 @@ def test_learned_masks_start_near_the_old_wiring(trained):
         model = mc.rewire(model, path, fan_in=1)
     assert before <= {id(p) for p in model.parameters()}
     for stack in (part for part in model.modules() if isinstance(part, mc.MaskedStack)):
-        assert stack.wiring() == [[], *([j] for j in range(len(stack.blocks) - 1))]
+        assert stack.wiring() == [[], *([j] for j in range(len(stack) - 1))]
         assert (stack.masks.real.max(dim=1).values > 0.98).all()
         assert stack.learning
 
@@ -247,7 +248,7 @@ def test_the_parts_of_a_block_inside_a_stack_can_be_rewired():
     inner = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
     wrapped = nn.Sequential(nn.Sequential(inner, nn.Tanh()), nn.Tanh())
     stack = mc.rewire(wrapped, "", fan_in=1)
-    mc.rewire(stack, "blocks.0.0", fan_in=2)
+    mc.rewire(stack, "0.0", fan_in=2)
     stack(torch.randn(2, 4)).sum().backward()
     assert len([part for part in stack.modules() if isinstance(part, mc.MaskedStack)]) == 2
 
@@ -266,3 +267,31 @@ def test_a_model_inside_ddp_is_an_error(tmp_path):
 def test_a_join_that_needs_residuals_is_refused(aggregation):
     with pytest.raises(mc.ConfigError, match="needs the residuals of blocks, and the blocks of '' return whole"):
         mc.rewire(nn.Sequential(*mlp_blocks(4)), "", fan_in=2, aggregation=aggregation)
+
+
+@pytest.mark.parametrize("aggregation", ["mean", "scaled"])
+def test_blocks_keep_their_names_and_plain_checkpoints_load_both_ways(aggregation):
+    plain, other = Vit(), Vit()
+    names = list(plain.state_dict())
+    model = mc.rewire(copy.deepcopy(other), "encoder.layers", fan_in=2, aggregation=aggregation)
+    start = model.encoder["layers"].masks.real.detach().clone()
+    ours = [name for name in model.state_dict() if "layers.masks." in name or name.endswith("layers.scales")]
+    assert [name for name in model.state_dict() if name not in ours] == names
+    model.load_state_dict(plain.state_dict(), strict=True)
+    assert torch.equal(model.encoder["layers"].masks.real, start)
+    other.load_state_dict({name: value for name, value in model.state_dict().items() if name not in ours}, strict=True)
+    for name, value in plain.state_dict().items():
+        assert torch.equal(other.state_dict()[name], value)
+
+
+def test_a_stack_that_was_not_rewired_refuses_a_missing_mask():
+    stack = mc.MaskedStack([nn.Linear(3, 3) for _ in range(3)], 1)
+    weights = {name: value for name, value in stack.state_dict().items() if "masks" not in name}
+    with pytest.raises(RuntimeError, match=r"masks\.real"):
+        stack.load_state_dict(weights)
+
+
+def test_a_block_may_not_have_a_name_of_the_stack():
+    blocks = nn.Sequential(OrderedDict(masks=nn.Linear(3, 3), two=nn.Linear(3, 3)))
+    with pytest.raises(mc.ConfigError, match="a block is called 'masks', a name that the stack needs for itself"):
+        mc.rewire(nn.Sequential(OrderedDict(body=blocks)), "body", fan_in=1)

@@ -101,7 +101,7 @@ def test_a_rewired_list_learns_as_a_stack_does():
     mc.rewire(model, "blocks", 2, mask_init=0.5, seed=7)
     for _ in range(3):
         model(x).square().sum().backward()
-    found = [model.blocks.masks.real.grad, *(p.grad for p in model.blocks.blocks.parameters())]
+    found = [model.blocks.masks.real.grad, *(p.grad for block in model.blocks for p in block.block.parameters())]
     torch.testing.assert_close(found, wanted)
 
 
@@ -113,7 +113,7 @@ def test_each_block_is_itself_to_those_who_ask_it():
     model.blocks[1].scale = 7
     model.blocks[2].requires_grad_(False)
     model.blocks[3].eval()
-    inside = model.blocks.blocks
+    inside = model.blocks.flat()
     assert inside[1].scale == 7
     assert [all(p.requires_grad for p in block.parameters()) for block in inside] == [True, True, False, True, True]
     assert [block.training for block in inside] == [True, True, True, False, True]
@@ -161,6 +161,6 @@ def test_blocks_that_run_out_of_turn_are_an_error(way, said):
 def test_blocks_that_nothing_reads_get_a_gradient_of_zero():
     model = mc.rewire(Loops("index"), "blocks", connectivity=[[], [0], [0], [0], [0, 3]])
     model(torch.randn(2, 3, 16)).sum().backward()
-    for number, block in enumerate(model.blocks.blocks):
+    for number, block in enumerate(model.blocks.flat()):
         nothing = all((p.grad == 0).all() for p in block.parameters())
         assert nothing == (number in (1, 2))

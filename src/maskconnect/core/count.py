@@ -107,7 +107,8 @@ def _kept(part: nn.Module, stays: Callable[[MaskedStack], Sequence[bool]]) -> It
     yield part
     children = list(part.children())
     if isinstance(part, MaskedStack):
-        children = [child for child in children if child is not part.blocks and child is not part.masks]
-        children += [block for block, on in zip(part.flat(), stays(part), strict=True) if on]
+        blocks = part.flat()
+        children = [child for child in children if child not in (part.masks, getattr(part, "blocks", None), *blocks)]
+        children += [block for block, on in zip(blocks, stays(part), strict=True) if on]
     for child in children:
         yield from _kept(child, stays)

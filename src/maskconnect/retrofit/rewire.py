@@ -32,8 +32,8 @@ def rewire(
 
         mc.rewire(vit, "encoder.layers", fan_in=2)
 
-    The model is changed in place and returned; blocks, weights and devices stay. Load a checkpoint of the old model
-    before, not after: the names of the blocks in the `state_dict` change. With `connectivity="prev"` the model computes
+    The model is changed in place and returned; blocks, their names, weights and devices stay. A checkpoint of the old
+    model loads, before or after. With `connectivity="prev"` the model computes
     what it did, to the bit.
 
     Args:
@@ -52,7 +52,7 @@ def rewire(
             "whole outputs; use 'mean', 'sum' or 'scaled', or build the model with mc.MaskedStack."
         )
     stack = TappedStack(
-        list(container),
+        dict(container._modules),  # named_children would leave out a block that stands there twice
         fan_in,
         connectivity=connectivity,
         aggregation=aggregation,
@@ -63,7 +63,7 @@ def rewire(
     like = next((p for p in container.parameters() if p.is_floating_point()), None)
     if like is not None:
         stack.masks.to(like)
-    for part in (stack, stack.blocks, stack.masks):
+    for part in (stack, stack.masks):
         part.training = container.training  # but the blocks stay in the mode that they are in
     if path == "":
         return stack
@@ -80,7 +80,7 @@ def _container(model: nn.Module, path: str) -> nn.Sequential | nn.ModuleList:
     if any(isinstance(part, DistributedDataParallel) for part in model.modules()):
         raise ConfigError(
             "DistributedDataParallel would not know of the masks, and they would differ from process to process; "
-            "call mc.rewire(model.module, ...), then wrap it anew."
+            "call mc.rewire(model.module, ...), then wrap it again."
         )
     if not isinstance(path, str):
         raise ConfigError(f"path is {path!r}; it must be the name of a list of blocks. {_hint(model)}")

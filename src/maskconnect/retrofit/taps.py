@@ -6,16 +6,16 @@ What it hands to block j counts as the output of block j-1; the block reads the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
 from maskconnect.core.inputs import Inputs
 from maskconnect.core.outputs import Outputs
 from maskconnect.core.stack import MaskedStack
-from maskconnect.errors import ConnectivityError
+from maskconnect.errors import ConfigError, ConnectivityError
 
 
 @dataclass
@@ -27,15 +27,35 @@ class Walk:
 
 
 class TappedStack(MaskedStack):
-    """A stack that is also the list of its modules, each behind a tap."""
+    """A stack that is also the list of its modules, each behind a tap.
+
+    Blocks keep the names that they had in the list, so checkpoints fit: one without masks loads, and the masks stay.
+    """
 
     runs_its_modules = False  # the model does
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._taps = [Tap(self, number, block) for number, block in enumerate(self.blocks)]  # no children of the stack
+    def __init__(self, named: Mapping[str, nn.Module], *args: Any, **kwargs: Any) -> None:
+        super().__init__(list(named.values()), *args, **kwargs)
+        del self._modules["blocks"]
+        for name, block in named.items():
+            if hasattr(self, name):
+                raise ConfigError(f"a block is called {name!r}, a name that the stack needs for itself; rename it.")
+            self.add_module(name, block)
+        self._names = tuple(named)
+        self._taps = [Tap(self, number, block) for number, block in enumerate(named.values())]  # no children
         self._prev = self.layout.prev()
         self._walk: Walk | None = None
+
+    def flat(self) -> list[nn.Module]:
+        """All modules, in the order in which they run."""
+        return [cast(nn.Module, self._modules[name]) for name in self._names]
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        own = self.state_dict(prefix=prefix, keep_vars=True)
+        ours = [name for name in own if name.startswith((f"{prefix}masks.", f"{prefix}scales"))]
+        if not any(name in state_dict for name in ours):  # a checkpoint of the model before it was rewired
+            state_dict.update({name: own[name] for name in ours})
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __len__(self) -> int:
         return len(self._taps)
