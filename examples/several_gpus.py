@@ -1,7 +1,6 @@
-"""A training loop of one's own on several GPUs, or cores: torchrun --nproc-per-node=2 examples/several_gpus.py
+"""Your own training loop on several GPUs, or cores: torchrun --nproc-per-node=2 examples/several_gpus.py
 
-Every process builds the model from the same seed, so that all draw the same masks. The masks are frozen on the model
-itself, not on its wrapper, which is then made anew: masks have no gradient any more.
+Every process builds the model from the same seed, so that all draw the same masks.
 """
 
 import os
