@@ -25,6 +25,7 @@ from maskconnect.core.optim import advance
 from maskconnect.errors import LostRankError, MaskConnectError, ToldElsewhereError
 from maskconnect.recipes.schema import Recipe
 from maskconnect.training import images, options
+from maskconnect.training.agreement import check_agreement
 from maskconnect.training.diagnostics import changes, connections, mask_entropy, scales_in_words
 from maskconnect.training.environment import differences, machine_of
 from maskconnect.training.evaluation import Evaluation
@@ -35,7 +36,17 @@ from maskconnect.training.norms import average_statistics_, statistics
 from maskconnect.training.options import Options
 from maskconnect.training.predictions import drawing
 from maskconnect.training.progress import Silent
-from maskconnect.training.ranks import ALONE, Ranks, averaged, digest_of_plain, join, leave, lost, reason
+from maskconnect.training.ranks import (
+    ALONE,
+    Ranks,
+    averaged,
+    digest_of_plain,
+    digest_of_weights,
+    join,
+    leave,
+    lost,
+    reason,
+)
 from maskconnect.training.schedule import Schedule, nonfinite
 from maskconnect.training.state import new_state
 from maskconnect.training.step import Step, compiler_errors_in_a_sentence, gradients
@@ -62,6 +73,7 @@ def train(recipe: Recipe, out: Path, how: Options | None = None, show: Silent | 
         with ExitStack() as stack:
             if ranks.count > 1:  # all stop together: one that ended by itself would leave the others waiting
                 stack.enter_context(requests)
+            check_agreement(recipe, how, ranks)
             ended: dict[str, Any] | None = ranks.on_first(lambda: folder.claim(recipe))
             if ended is not None:
                 return ended
@@ -162,6 +174,9 @@ class Run:
             if self.recipe.init_from is not None:
                 place = Path(self.recipe.init_from)
                 self.show.line(self.ranks.together(lambda: load_weights(self.network, place)))
+                self.ranks.check_same(
+                    digest_of_weights(self.network), "--init-from: rank {} has other weights than rank 0"
+                )
             self.ranks.on_first(lambda: self.folder.open_metrics(0))
             self.ranks.on_first(lambda: self.folder.write_json(DATA, self.images.fingerprint()))
             self.state.top = connections(self.network)
