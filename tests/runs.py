@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -97,3 +98,34 @@ def command(*arguments, environment=(), **options):
         env=variables,
         **options,
     )
+
+
+KILLED = """
+import os, signal
+sync, left = os.fsync, {number}
+def fsync(handle):
+    global left
+    left -= 1
+    if not left:
+        os.kill(os.getpid(), signal.SIGKILL)
+    sync(handle)
+os.fsync = fsync
+{code}
+"""
+
+
+def killed(code, number, cwd):
+    """Run some code in a process that SIGKILL ends as a file or folder is synced for the so-manieth time.
+
+    Returns whether it came to that.
+    """
+    words = [sys.executable, "-c", KILLED.format(code=code, number=number)]
+    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr
+    return done.returncode != 0
+
+
+def killed_command(words, number, cwd):
+    """The same for a command."""
+    typed = [str(word) for word in words]
+    return killed(f"from maskconnect.cli.main import main\nraise SystemExit(main({typed!r}))", number, cwd)

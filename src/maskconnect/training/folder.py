@@ -31,7 +31,15 @@ from maskconnect.recipes import Recipe, load, write
 from maskconnect.recipes.write import assignments
 from maskconnect.training.checkpoint import Checkpoints
 from maskconnect.training.environment import environment
-from maskconnect.training.files import LOCK, TEMPORARY, load_tensors, lock, save_tensors, write_atomically
+from maskconnect.training.files import (
+    LOCK,
+    is_unfinished,
+    load_tensors,
+    lock,
+    remove_unfinished,
+    save_tensors,
+    write_atomically,
+)
 from maskconnect.training.options import Options
 
 MODEL, INPUT, PREDICTIONS = "final/model.safetensors", "final/input.safetensors", "final/predictions.safetensors"
@@ -67,7 +75,7 @@ class RunFolder:
         if not lock(self._lock):
             raise ConfigError(f"another process trains in {self.path}; wait for it, or choose another --out.")
         place = self.path / "recipe.toml"
-        if not place.exists() and any(child.name != LOCK for child in self.path.iterdir()):
+        if not place.exists() and any(child.name != LOCK and not is_unfinished(child) for child in self.path.iterdir()):
             (self.path / LOCK).unlink()
             raise ConfigError(f"{self.path} is not empty and holds no run; choose another place by --out.")
         if (self.path / "metrics.jsonl").exists():
@@ -75,8 +83,7 @@ class RunFolder:
         else:  # a new run, or one that never began, because its data were not there perhaps
             write_atomically(place, write(recipe, self.command()))
         for part in (self.path, self.path / "masks", self.path / "final"):
-            for left in part.glob(f"{TEMPORARY}*"):  # by a process that was killed while it wrote a file
-                left.unlink()
+            remove_unfinished(part)
         return self.summary() if self.finished else None
 
     def check_recipe(self, recipe: Recipe) -> None:
