@@ -1,7 +1,8 @@
 """The command `maskconnect`: find the verb, run it, and turn what goes wrong into one line and an exit code.
 
-0 all is well, 2 a mistake that the user can mend, 130 Ctrl-C, 143 SIGTERM, 141 nobody reads the output any more; 140
-(SIGUSR2 on Linux) the time of a job is nearly up, and the run has saved.
+0 all is well, 1 something was lost (a rank, a process that loads images) and a new start goes on, 2 a mistake that the
+user can mend, 130 Ctrl-C, 143 SIGTERM, 141 nobody reads the output any more; 140 (SIGUSR2 on Linux) the time of a job is
+nearly up, and the run has saved.
 """
 
 from __future__ import annotations
@@ -35,7 +36,14 @@ from maskconnect.cli import (
     sweep,
     train,
 )
-from maskconnect.errors import ConfigError, LostRankError, MaskConnectError, ToldElsewhereError, unknown_name
+from maskconnect.errors import (
+    ConfigError,
+    LostRankError,
+    LostWorkerError,
+    MaskConnectError,
+    ToldElsewhereError,
+    unknown_name,
+)
 from maskconnect.training.stop import PARENT, came_early
 
 
@@ -100,7 +108,7 @@ def _explained(error: BaseException) -> int:
     """One line about a mistake that the user can mend, and its exit code; all else is raised again."""
     if isinstance(error, ToldElsewhereError):
         return 2
-    if isinstance(error, LostRankError):
+    if isinstance(error, LostRankError | LostWorkerError):
         return _fail(1, f"error: {error}")
     if isinstance(error, MaskConnectError):
         return _fail(2, f"error: {error}")

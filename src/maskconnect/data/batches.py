@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -24,7 +27,7 @@ from maskconnect.data.augment import GEOMETRY, NUMBERS, Augmentation, pixel_mean
 from maskconnect.data.decode import decode
 from maskconnect.data.geometry import cut
 from maskconnect.data.sets import Arrays, Files, Images
-from maskconnect.errors import ConfigError, DataError, integer
+from maskconnect.errors import ConfigError, DataError, LostWorkerError, integer
 
 
 @dataclass(kw_only=True)
@@ -123,15 +126,48 @@ def _loaded(pictures: Pictures, parts: Any, workers: int) -> Iterator[list[tuple
     """The pictures of each part, decoded by worker processes."""
     # A generator of its own: the loader draws from it for its workers, and torch's global one is the network's.
     own = torch.Generator()
-    try:
-        yield from DataLoader(
+    loader = iter(
+        DataLoader(
             pictures, batch_sampler=parts, num_workers=workers, collate_fn=list, generator=own, worker_init_fn=_quiet
         )
+    )
+    try:
+        with _deaths_wait():
+            yield from loader
     except DataError as error:
         said = str(error)
         if said.startswith("Caught "):  # from a worker it comes with a traceback in its text
             said = said.strip().rpartition(f"{_NAME}: ")[2]
         raise DataError(said) from None
+    except RuntimeError as error:
+        if not str(error).startswith("DataLoader worker (pid"):
+            raise
+        raise LostWorkerError(
+            "a process that loads images was killed, perhaps because memory ran out; lower --workers "
+            f"(it is {workers}), and start again."
+        ) from None
+
+
+@contextmanager
+def _deaths_wait() -> Iterator[None]:
+    """Let torch find a dead worker where it asks for a batch: its handler of SIGCHLD would raise in any line of a step.
+
+    What a step has half done could not be saved.
+    """
+    before = signal.getsignal(signal.SIGCHLD)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield  # torch has set no handler
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        with suppress(RuntimeError):
+            before(number, frame)
+
+    signal.signal(signal.SIGCHLD, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 def _quiet(_: int) -> None:
