@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import runs
 
-from maskconnect.errors import LostWorkerError
+from maskconnect.errors import ConfigError, DataError, LostWorkerError
 
 RECIPE = """
 [data]
@@ -98,6 +98,28 @@ def test_a_signal_to_the_workers_too_is_a_clean_stop(number, code, folder):
     said, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (code, "")
     assert "all is saved" in said
+
+
+@pytest.mark.parametrize(
+    ("left_out", "fields"),
+    [("area", "augmentation.area or augmentation.shorter"), ("test_shorter", "augmentation.test_shorter")],
+)
+def test_files_that_nothing_says_how_to_cut_are_an_error_that_names_the_field(left_out, fields, folder):
+    lines = [line for line in RECIPE.splitlines() if not line.startswith(left_out)]
+    (folder / "recipe.toml").write_text("\n".join(lines))
+    with pytest.raises(ConfigError) as caught:
+        runs.run(recipe_of(folder), folder / "run", data=folder)
+    assert f"set {fields} in the recipe" in str(caught.value)
+    assert "in_memory" not in str(caught.value)
+
+
+def test_files_of_several_sizes_without_a_mean_are_an_error_that_names_the_fields(folder):
+    lines = [line for line in RECIPE.splitlines() if not line.startswith(("mean", "std", "area", "test_shorter"))]
+    (folder / "recipe.toml").write_text("\n".join(lines))
+    with pytest.raises(
+        DataError, match=r"set augmentation\.mean to numbers, and augmentation\.area or augmentation\.sh"
+    ):
+        runs.run(recipe_of(folder), folder / "run", data=folder)
 
 
 def loaders(process):

@@ -1,8 +1,8 @@
 """The command `maskconnect`: find the verb, run it, and turn what goes wrong into one line and an exit code.
 
 0 all is well, 1 something was lost (a rank, a process that loads images) and a new start goes on, 2 a mistake that the
-user can mend, 130 Ctrl-C, 143 SIGTERM, 141 nobody reads the output any more; 140 (SIGUSR2 on Linux) the time of a job is
-nearly up, and the run has saved.
+user can mend, 130 Ctrl-C, 143 SIGTERM, 141 nobody reads the output any more; 140 (SIGUSR2 on Linux) the time of a job
+is nearly up, and the run has saved.
 """
 
 from __future__ import annotations

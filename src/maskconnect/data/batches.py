@@ -64,10 +64,10 @@ class Batches:
             )
         cuts = self.plan.area or self.plan.shorter if self.training else self.plan.test_shorter
         if isinstance(self.images, Files) and cuts is None:
-            needed = "area or shorter" if self.training else "test_shorter"
+            needed = "augmentation.area or augmentation.shorter" if self.training else "augmentation.test_shorter"
             raise ConfigError(
-                f"images in files are of any size, and nothing says how to cut them: set {needed}, or take images of "
-                "one size into memory with in_memory(files)."
+                f"images in files are of any size, and nothing says how to cut them: set {needed} in the recipe; "
+                'augmentation.mean="pixel" reads images of one size into memory instead.'
             )
         if isinstance(self.images, Arrays) and (self.plan.area or self.plan.shorter):
             raise ConfigError(
@@ -228,7 +228,8 @@ def in_memory(files: Files, *, workers: int = 0) -> Arrays:
             if image.shape != images.shape[1:]:
                 raise DataError(
                     f"{files.root / files.names[done]} is {_size(image)}, {Path(files.names[0]).name} is "
-                    f"{_size(images[0])}: images that are kept in memory must be of one size."
+                    f"{_size(images[0])}: images that are kept in memory must be of one size. For others set "
+                    "augmentation.mean to numbers, and augmentation.area or augmentation.shorter."
                 )
             images[done] = image
             done += 1
