@@ -82,7 +82,7 @@ def results(out):
     names = sorted(p for part in ("final", "masks") for p in (out / part).iterdir())
     files = {str(p.relative_to(out)): p.read_bytes() for p in [*names, out / "wiring.json", out / "data.json"]}
     summary = json.loads((out / "summary.json").read_text())
-    for key in ("seconds", "step_seconds", "learning_over_fixed"):
+    for key in ("seconds", "step_seconds"):
         summary.pop(key)
     return files, metrics(out), summary
 

@@ -28,8 +28,6 @@ def show_summary(summary: dict[str, Any], recipe: Recipe, out: Path) -> None:
     rows.append(("parameters", f"{parameters['weights']:,}"))
     rows.append(("after pruning what is unused", pruned_text(parameters)))
     rows.append(("time", duration(summary["seconds"])))
-    if summary["learning_over_fixed"]:
-        rows.append(("a learning step over a fixed one", f"{summary['learning_over_fixed']:.2f} times"))
     if summary["skipped"]:
         rows.append(("batches left out", f"{summary['skipped']:,}"))
     print()

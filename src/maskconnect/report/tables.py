@@ -45,7 +45,6 @@ def comparison(groups: Sequence[Group]) -> str:
         "after pruning": [_mean(group, lambda s: s["parameters"]["pruned"], digits=0) for group in groups],
         "paper, after pruning": [_millions(group.paper) for group in groups],
         "time a run": [_time(group) for group in groups],
-        "learning step / fixed step": [_mean(group, lambda s: s["learning_over_fixed"]) for group in groups],
     }
     kept = {name: cells for name, cells in columns.items() if any(cells)}
     return table(list(kept), list(zip(*kept.values(), strict=True)))
@@ -106,8 +105,6 @@ def facts(run: Run) -> list[tuple[str, str]]:
     if parameters["pruned_one_step"] != parameters["pruned"]:
         found.append(("after pruning, by the paper's one-step rule", f"{parameters['pruned_one_step']:,}"))
     found.append(("time", duration(summary["seconds"])))
-    if summary["learning_over_fixed"]:
-        found.append(("a learning step over a fixed one", f"{summary['learning_over_fixed']:.2f}"))
     return found
 
 
