@@ -1,6 +1,7 @@
 """A run folder as a report reads it; a damaged one is one sentence."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -53,6 +54,25 @@ def test_how_long_steps_took_on_a_busy_machine_is_no_result(folder, tmp_path):
     shown = write_page([read_run(tmp_path / "old")], tmp_path / "page").read_text()
     assert "fixed step" not in shown
     assert "over a fixed one" not in shown
+
+
+def test_a_page_names_coarse_classes_and_small_images_in_title_facts_and_note(folder, tmp_path):
+    """Of CIFAR-100 as quick recipes have it."""
+    for name in ("learned", "prev"):
+        shutil.copytree(folder / name, tmp_path / name)
+        place = tmp_path / name / "recipe.toml"
+        coarse = 'name = "cifar100"\nlabels = "coarse"'
+        place.write_text(
+            re.sub('name = "digits"\nlabels = "fine"', coarse, place.read_text()).replace("shrink = 1", "shrink = 4")
+        )
+    both = [read_run(tmp_path / name) for name in ("learned", "prev")]
+    data = "CIFAR-100 (20 coarse classes, 8x8)"
+    alone = write_page(both[:1], tmp_path / "alone").read_text()
+    assert f"<title>Learned, K=2: ResNet-14 on {data}</title>" in alone
+    assert f"<dt>data</dt><dd>{data}</dd>" in alone
+    several = write_page(both, tmp_path / "several").read_text()
+    assert f"<title>2 runs of ResNet-14 on {data}</title>" in several
+    assert f"<p class=note>Accuracies are of {data}." in several
 
 
 def test_random_and_given_wirings_are_read(tmp_path):

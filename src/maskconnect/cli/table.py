@@ -13,10 +13,12 @@ if TYPE_CHECKING:
 
 def show_summary(summary: dict[str, Any], recipe: Recipe, out: Path) -> None:
     """What came of one run."""
+    from maskconnect.recipes.naming import data_name
     from maskconnect.training.progress import duration
 
     test, best, parameters = summary["test"], summary["best"], summary["parameters"]
     rows = [
+        ("data", data_name(recipe)),
         ("test accuracy, last epoch", f"{test['top1']:.2f} %   top-5 {test['top5']:.2f} %"),
         (f"best epoch (chosen on {best['chosen_on']})", f"{best['test']['top1']:.2f} %   epoch {best['epoch']}"),
     ]
