@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import io
 import os
 import signal
@@ -36,6 +35,7 @@ from maskconnect.cli import (
     sweep,
     train,
 )
+from maskconnect.cli.hints import hint
 from maskconnect.errors import (
     ConfigError,
     LostRankError,
@@ -55,12 +55,17 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
-        """Raise what argparse would print, with the nearest option to one that is not known."""
-        hint = ""
-        if message.startswith("unrecognized arguments: -"):
-            near = difflib.get_close_matches(message.split()[2].partition("=")[0], self.options(), n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-        raise ConfigError(f"{message}{hint or f'; see: {self.prog} --help'}")
+        """Raise what argparse would print, with what to type instead of an option that is not known."""
+        unknown = message.startswith("unrecognized arguments: -")
+        found = hint(message.split()[2:], self.options()) if unknown else ""
+        raise ConfigError(f"{message}; {found or f'see: {self.prog} --help'}")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """As in argparse, but the parser of a verb complains itself: it knows which options the verb has."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown and not any(isinstance(action, argparse._SubParsersAction) for action in self._actions):
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
 
     def options(self) -> set[str]:
         """All options, those of every verb too."""
@@ -92,7 +97,8 @@ def main(argv: list[str] | None = None) -> int:
             _warnings_in_a_line(),
             contextlib.suppress(SystemExit),
         ):  # with which argparse ends after help and version
-            args = _parser().parse_args(argv)
+            words = sys.argv[1:] if argv is None else argv
+            args = _parser().parse_args(words or ["--help"])
             code = args.run(args) or 0
         sys.stdout.flush()
         return code
