@@ -37,6 +37,10 @@ class LostRankError(MaskConnectError):
     """Another process of the same run has gone; a new start goes on from the last checkpoint."""
 
 
+class LostWorkerError(MaskConnectError):
+    """A process that loads images was killed; a new start, with fewer of them, goes on from the last checkpoint."""
+
+
 def unknown_name(what: str, found: object, known: Iterable[str], *, or_else: str = "") -> ConfigError:
     """The error for a name that is none of `known`, with the nearest of them."""
     names = list(known)

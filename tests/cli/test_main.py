@@ -22,11 +22,18 @@ import sys
 from maskconnect.cli.main import main
 assert main(["--help"]) == main(["prune", "--help"]) == main(["--version"]) == 0
 assert main(["prnue"]) == 2
-assert main(["train", "quick/digits", "--thraeds", "2"]) == 2
+assert main(["train", "quick/digits", "--thraeds", "2"]) == main(["train", "quick/digits", "--epochs", "2"]) == 2
+assert main([]) == 0
 heavy = {"torch", "numpy", "rich", "maskconnect.core"} & sys.modules.keys()
 assert not heavy, heavy
 """
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_the_command_alone_prints_its_help(type_in):
+    code, said, errors = type_in()
+    assert (code, errors) == (0, "")
+    assert said == type_in("--help")[1]
 
 
 def test_a_public_name_is_found_and_listed_before_it_is_used():

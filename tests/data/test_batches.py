@@ -189,8 +189,8 @@ def test_a_picture_that_cannot_be_read_is_named(files, tmp_path):
 
 def test_pictures_that_are_not_cut_to_one_size_are_an_error(files):
     plan = Augmentation(size=16, mean=(0.5, 0.5, 0.5))
-    for training, needed in ((True, "area or shorter"), (False, "test_shorter")):
-        with pytest.raises(mc.ConfigError, match=f"nothing says how to cut them: set {needed}, or"):
+    for training, needed in ((True, "area or augmentation.shorter"), (False, "test_shorter")):
+        with pytest.raises(mc.ConfigError, match=f"nothing says how to cut them: set augmentation.{needed} in"):
             batches(files, plan, training=training)
 
 

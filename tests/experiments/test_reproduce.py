@@ -100,12 +100,25 @@ def test_tables_are_written_for_pages_spreadsheets_and_papers(outcomes):
     assert rows[2].endswith(",paper")
     quick = table_of("table1", outcomes, scale="quick")
     assert all(row.endswith(",quick") for row in quick.csv().splitlines()[1:])
-    assert r"\emph{quick scale, not the paper's experiment}" in quick.latex()
+    assert r"\emph{CIFAR-100, quick scale, not the paper's experiment}" in quick.latex()
     assert rows[2].startswith('ResNet-38,"Learned, K=10",70.70')
     latex = table.latex()
     assert latex.count(r"\midrule") == 2
     assert r"68.60 (68.30 $\pm$ 0.26)" in latex
     assert r"95 \% interval" in latex
+
+
+COARSE = "CIFAR-100 (20 coarse classes, 8x8)"
+
+
+def test_quick_results_say_of_which_classes_and_images_they_are():
+    quick = table_of(EXPERIMENTS["table1"].title_at("quick"), [outcome("quick/cifar100", 0, 40.0)], scale="quick")
+    assert quick.title == f"{COARSE}, ResNet: fixed, random and learned connectivity"
+    assert quick.notes[0].startswith(f"Quick scale: {COARSE}, fewer images, fewer epochs.")
+    assert f'"{COARSE}",quick' in quick.csv()
+    assert rf"\emph{{{COARSE}, quick scale" in quick.latex()
+    assert EXPERIMENTS["table1"].title_at("paper") == "CIFAR-100, ResNet: fixed, random and learned connectivity"
+    assert EXPERIMENTS["table5"].title_at("paper").startswith("Mini-ImageNet, ResNeXt: ")
 
 
 def test_braces_are_escaped_for_latex():
@@ -186,7 +199,8 @@ def test_an_experiment_is_run_shown_drawn_and_not_run_again(type_in, tmp_path, m
     assert {"fig2.md", "fig2.csv", "fig2.tex", "fig2.svg", "fig2.png", "sweep.json"} <= made
     summary = json.loads((tmp_path / f"fig/{rows[1].cell(0).name}/summary.json").read_text())
     assert f"{summary['test']['top1']:.2f}" in said
-    assert "Quick scale" in said
+    assert "Quick scale: digits, fewer images" in said
+    assert said.startswith("digits, a sweep, quick scale\n")
     kept = (tmp_path / "results.md").read_text()
     assert "## fig2, quick scale" in kept
     assert "- seeds: 0" in kept

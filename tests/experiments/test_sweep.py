@@ -183,6 +183,15 @@ def test_a_mistake_is_one_sentence_and_nothing_is_run(recipe, type_in, tmp_path,
     assert not (tmp_path / "grid").exists()
 
 
+def test_a_sweep_that_is_killed_as_it_writes_its_first_file_starts_again(recipe, type_in, tmp_path):
+    words = ["sweep", recipe, *SHORT, "--seeds=1", "--out=all", "--threads=1"]
+    assert runs.killed_command(words, 1, tmp_path)
+    assert {path.name[:9] for path in (tmp_path / "all").iterdir()} == {".lock", ".writing-", "logs"}
+    code, _, errors = type_in(*words)
+    assert code == 0, errors
+    assert not list((tmp_path / "all").glob(".writing-*"))
+
+
 def test_two_sweeps_do_not_share_a_folder(recipe, type_in, tmp_path):
     with ExitStack() as stack:
         claim({"recipe": str(Path(recipe).resolve()), "settings": ["model.depth=14"], "over": []}, Path("grid"), stack)

@@ -1,6 +1,7 @@
 """A run folder as a report reads it; a damaged one is one sentence."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -10,6 +11,7 @@ from made_up import CIFAR_RESNET, made_up_run
 import maskconnect as mc
 from maskconnect.models import build
 from maskconnect.report.runs import read_run
+from maskconnect.report.write import write_page
 from maskconnect.training.files import load_tensors, save_tensors
 from maskconnect.training.folder import find_runs
 
@@ -42,6 +44,35 @@ def test_a_folder_of_runs_is_every_run_in_it_and_none_is_taken_twice(folder):
         folder / "prev",
         *[p for p in find_runs([folder]) if p.name != "prev"],
     ]
+
+
+def test_how_long_steps_took_on_a_busy_machine_is_no_result(folder, tmp_path):
+    """A summary of an older version has the ratio of two phases' times: it is read, and the ratio is not shown."""
+    assert "learning_over_fixed" not in json.loads((folder / "learned/summary.json").read_text())
+    shutil.copytree(folder / "learned", tmp_path / "old")
+    change(tmp_path / "old/summary.json", "learning_over_fixed", 1.234)
+    shown = write_page([read_run(tmp_path / "old")], tmp_path / "page").read_text()
+    assert "fixed step" not in shown
+    assert "over a fixed one" not in shown
+
+
+def test_a_page_names_coarse_classes_and_small_images_in_title_facts_and_note(folder, tmp_path):
+    """Of CIFAR-100 as quick recipes have it."""
+    for name in ("learned", "prev"):
+        shutil.copytree(folder / name, tmp_path / name)
+        place = tmp_path / name / "recipe.toml"
+        coarse = 'name = "cifar100"\nlabels = "coarse"'
+        place.write_text(
+            re.sub('name = "digits"\nlabels = "fine"', coarse, place.read_text()).replace("shrink = 1", "shrink = 4")
+        )
+    both = [read_run(tmp_path / name) for name in ("learned", "prev")]
+    data = "CIFAR-100 (20 coarse classes, 8x8)"
+    alone = write_page(both[:1], tmp_path / "alone").read_text()
+    assert f"<title>Learned, K=2: ResNet-14 on {data}</title>" in alone
+    assert f"<dt>data</dt><dd>{data}</dd>" in alone
+    several = write_page(both, tmp_path / "several").read_text()
+    assert f"<title>2 runs of ResNet-14 on {data}</title>" in several
+    assert f"<p class=note>Accuracies are of {data}." in several
 
 
 def test_random_and_given_wirings_are_read(tmp_path):
@@ -89,7 +120,6 @@ DAMAGE = {
     "a summary that is cut": lambda run: cut(run / "summary.json"),
     "a summary of words": lambda run: change(run / "summary.json", "test", {"top1": "good", "top5": "better"}),
     "a summary without a part": lambda run: change(run / "summary.json", "parameters", {}),
-    "a summary without its overhead": lambda run: change(run / "summary.json", "learning_over_fixed", "fast"),
     "a summary without what chose": lambda run: change(run / "summary.json", "best", {"epoch": 1, "test": {"top1": 1}}),
     "a summary that is a list": lambda run: (run / "summary.json").write_text("[]"),
     "metrics that are cut": lambda run: cut(run / "metrics.jsonl"),

@@ -82,6 +82,15 @@ def test_the_same_runs_give_the_same_page(folder, type_in, tmp_path):
     assert (tmp_path / "a/index.html").read_bytes() == (tmp_path / "b/index.html").read_bytes()
 
 
+def test_a_page_that_was_killed_as_it_was_written_does_not_block_its_folder(folder, type_in, tmp_path):
+    (tmp_path / "page").mkdir()
+    (tmp_path / "page/.writing-0123456789abcdef").write_text("<!doc")
+    assert type_in("report", folder / "learned", "--no-figures", "--out", "page")[0] == 0
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/.writing-notes").write_text("mine")
+    assert type_in("report", folder / "learned", "--no-figures", "--out", "other")[0] == 2
+
+
 def test_nothing_else_is_overwritten(folder, type_in, tmp_path):
     (tmp_path / "site").mkdir()
     (tmp_path / "site/index.html").write_text("<h1>my homepage</h1>")

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import runs
 import torch
 from runs import run, tiny
 
@@ -141,6 +142,18 @@ def test_a_folder_that_holds_something_else_is_left_alone(learned, type_in, tmp_
     (tmp_path / "file").write_text("")
     code, _, errors = type_in("prune", learned, "--out", tmp_path / "file" / "a", *QUICK)
     assert (code, "cannot be written" in errors) == (2, True)
+
+
+@pytest.mark.parametrize("moment", [1, 2, 7])
+def test_a_prune_that_is_killed_as_it_writes_starts_again(moment, learned, type_in, tmp_path):
+    """The first file; after it; and, when the network is whole, the report."""
+    words = ["prune", learned, "--out", "slim", *QUICK]
+    assert runs.killed_command(words, moment, tmp_path)
+    code, _, errors = type_in(*words)
+    assert code == 0, errors
+    names = {path.name.replace("-2", "") for path in (tmp_path / "slim").iterdir()}
+    assert names == {"maskconnect.json", "model.safetensors", "input.safetensors", "report.json"}
+    assert type_in(*words)[0] == 2, "a network that is whole is not replaced"
 
 
 def test_a_report_is_never_that_of_another_network(learned, type_in, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Networks as files: what is saved comes back, and what is damaged does not."""
 
 import copy
+import fcntl
 import json
 import os
 import pickle
@@ -8,6 +9,7 @@ import stat
 from functools import partial
 
 import pytest
+import runs
 import torch
 from networks import conv_blocks, mlp_blocks, mlp_layers
 from torch import nn
@@ -306,6 +308,36 @@ def test_a_save_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
     assert sorted(file.name for file in tmp_path.iterdir()) == ["maskconnect.json", "model.safetensors"]
     x = picture(model)
     assert torch.equal(mc.load(tmp_path)(x), model(x))
+
+
+SAVE = """
+import torch, maskconnect as mc
+from maskconnect.ship.preprocessing import Preprocessing
+how = Preprocessing(channels=3, raw=(8, 8), size=8, mean=torch.zeros(3, 1, 1))
+mc.save(mc.resnet(8, 7, 2, seed=5), "saved", preprocessing=how)
+"""
+
+
+@pytest.mark.parametrize("moment", [1, 2, 4, 5, 7])
+def test_a_save_that_is_killed_can_be_made_again(moment, tmp_path):
+    """SIGKILL before the first of three files is in its place, after each of the first two, in the last; and none."""
+    model, folder = network("resnet", "frozen"), tmp_path / "saved"
+    assert runs.killed(SAVE, moment, tmp_path) == (moment < 7)
+    mc.save(model, folder)
+    assert sorted(path.name for path in folder.iterdir()) in (
+        ["maskconnect.json", "model.safetensors"],
+        ["maskconnect.json", "model-2.safetensors"],
+    )
+    torch.testing.assert_close(mc.load(folder)(x := picture(model)), model(x))
+
+
+def test_a_save_into_a_folder_that_another_process_saves_into_is_refused(tmp_path):
+    mc.save(network("resnet", "frozen"), tmp_path)
+    with (tmp_path / ".saving").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(mc.CheckpointError, match="another process writes in"):
+            mc.save(network("resnet", "learned"), tmp_path)
+    assert saved.read(tmp_path).kind == "frozen"
 
 
 def test_what_cannot_be_saved_or_loaded_is_one_sentence(tmp_path):

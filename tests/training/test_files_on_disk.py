@@ -3,9 +3,14 @@
 import os
 import signal
 import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import runs
+
+from maskconnect.errors import ConfigError, DataError, LostWorkerError
 
 RECIPE = """
 [data]
@@ -93,3 +98,71 @@ def test_a_signal_to_the_workers_too_is_a_clean_stop(number, code, folder):
     said, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (code, "")
     assert "all is saved" in said
+
+
+@pytest.mark.parametrize(
+    ("left_out", "fields"),
+    [("area", "augmentation.area or augmentation.shorter"), ("test_shorter", "augmentation.test_shorter")],
+)
+def test_files_that_nothing_says_how_to_cut_are_an_error_that_names_the_field(left_out, fields, folder):
+    lines = [line for line in RECIPE.splitlines() if not line.startswith(left_out)]
+    (folder / "recipe.toml").write_text("\n".join(lines))
+    with pytest.raises(ConfigError) as caught:
+        runs.run(recipe_of(folder), folder / "run", data=folder)
+    assert f"set {fields} in the recipe" in str(caught.value)
+    assert "in_memory" not in str(caught.value)
+
+
+def test_files_of_several_sizes_without_a_mean_are_an_error_that_names_the_fields(folder):
+    lines = [line for line in RECIPE.splitlines() if not line.startswith(("mean", "std", "area", "test_shorter"))]
+    (folder / "recipe.toml").write_text("\n".join(lines))
+    with pytest.raises(
+        DataError, match=r"set augmentation\.mean to numbers, and augmentation\.area or augmentation\.sh"
+    ):
+        runs.run(recipe_of(folder), folder / "run", data=folder)
+
+
+def loaders(process):
+    """The processes that a process has started."""
+    found = Path(f"/proc/{process}/task/{process}/children")
+    return [int(number) for number in found.read_text().split()] if found.exists() else []
+
+
+def test_a_worker_that_is_killed_ends_a_run_in_one_sentence_with_a_checkpoint(folder):
+    """As the kernel does where memory runs out."""
+    out = folder / "run"
+    words = ("train", folder / "recipe.toml", "--data", folder, "--out", out, "--workers", "2", "--threads", "1")
+    settings = ("--set", "phase.learn.epochs=2000", "--log-every", "1")
+    process = runs.command(*words, *settings)
+    while not (out / "metrics.jsonl").exists() or not (out / "metrics.jsonl").stat().st_size:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    while process.poll() is None:  # one that is killed between two epochs is not missed
+        for number in loaders(process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
+        time.sleep(0.05)
+    _, errors = process.communicate(timeout=60)
+    (saved,) = out.glob("checkpoints/step-*")
+    step = int(saved.name.removeprefix("step-"))
+    assert (process.returncode, errors) == (
+        1,
+        "error: a process that loads images was killed, perhaps because memory ran out; lower --workers (it is 2), and "
+        f"start again: the run goes on from step {step:,}.\n",
+    )
+    assert step == [line["step"] for line in runs.metrics(out) if line["kind"] == "step"][-1]
+
+
+def test_a_run_that_has_lost_a_worker_goes_on_to_the_same_result(folder):
+    recipe, out = recipe_of(folder), folder / "run"
+
+    class Kill(runs.Silent):
+        def progress(self, now):
+            if now.step == 4:
+                os.kill(loaders(os.getpid())[0], signal.SIGKILL)
+
+    with pytest.raises(LostWorkerError, match="goes on from step 4"):
+        runs.run(replace(recipe, training=replace(recipe.training, batch_size=4)), out, Kill(), data=folder, workers=1)
+    for place, workers in ((out, 0), (folder / "whole", 1)):
+        runs.run(replace(recipe, training=replace(recipe.training, batch_size=4)), place, data=folder, workers=workers)
+    assert runs.results(out) == runs.results(folder / "whole")

@@ -7,13 +7,16 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import runs
 
 from maskconnect.errors import ConfigError
+from maskconnect.training.agreement import first_difference, stated
 from maskconnect.training.network import is_synced
+from maskconnect.training.options import Options
 from maskconnect.training.ranks import Ranks, join, lost, reason
 from maskconnect.training.step import parts_of
 
@@ -234,6 +237,48 @@ def test_a_loop_with_accelerate():
     assert "2 ranks: block 5 reads" in done.stdout
 
 
+def two_ranks(folder, *differ):
+    """Two processes that meet as torchrun's do, the second started with some other words; what became of each."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    words = ("train", "tiny.toml", "--out=run", *SHORT)
+    each = [(*words,), (*words, *differ)]
+    both = [runs.command(*each[rank], cwd=folder, environment=place | {"RANK": str(rank)}) for rank in (0, 1)]
+    try:
+        return [finish(process, 60) for process in both]
+    finally:
+        for process in both:
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("other", "sentence"),
+    [
+        ("--set=phase.learn.lr=0.2", "phase.learn.lr is 0.1 on rank 0 and 0.2 on rank 1"),
+        pytest.param(
+            "--set=training.batch_size=64",
+            "training.batch_size is 32 on rank 0 and 64 on rank 1",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("--precision=fp64", "--precision is fp32 on rank 0 and fp64 on rank 1", marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_that_were_started_differently_stop_with_the_field_that_differs(folder, other, sentence):
+    (code, _, errors), (other_code, _, other_errors) = two_ranks(folder, other)
+    assert (code, other_code, other_errors) == (2, 2, "")
+    assert errors == f"error: {sentence}; start all ranks with the same recipe and options.\n"
+    assert not (folder / "run").exists()
+
+
+@pytest.mark.slow
+def test_ranks_may_differ_in_what_does_not_change_the_result(folder):
+    done = two_ranks(folder, "--data=elsewhere", "--workers=1", "--checkpoint-every=7", "--device=cpu")
+    assert [code for code, _, _ in done] == [0, 0], done
+    assert (folder / "run/summary.json").exists()
+
+
 @pytest.mark.slow
 def test_a_mistake_is_said_once_and_not_tried_again(folder):
     (folder / "full").mkdir()
@@ -313,6 +358,29 @@ def test_parts_of_a_batch_are_the_same_images_on_any_number_of_ranks(images, par
         for number, part in enumerate(parts_of(images, parts, Ranks(rank, count))):
             shared[number] += own[part]
     assert [sorted(part) for part in shared] == whole
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("phase.fine.epochs=9", "phase.fine.epochs is 1 on rank 0 and 9 on rank 2"),
+        ("model.fan_in=3", "model.fan_in is 2 on rank 0 and 3 on rank 2"),
+        ("seed=4", "seed is 0 on rank 0 and 4 on rank 2"),
+        ("init_from=runs/a", 'init_from is not set on rank 0 and "given" on rank 2'),
+        ("about=other words", None),
+    ],
+)
+def test_every_field_of_a_recipe_is_compared_but_for_words_about_it(folder, setting, sentence):
+    ours, other = stated(runs.tiny(folder), Options()), stated(runs.tiny(folder, setting), Options())
+    assert first_difference([ours, ours, other]) == sentence
+
+
+def test_options_are_compared_where_they_change_what_is_computed(folder):
+    recipe = runs.tiny(folder)
+    for field in fields(Options):
+        value = {"norm": "sync", "precision": "bf16", "device": "meta", "data": Path("x")}.get(field.name, 7)
+        found = first_difference([stated(recipe, Options()), stated(recipe, Options(**{field.name: value}))])
+        assert (found is None) == (field.name in ("data", "threads", "workers", "checkpoint_every")), field.name
 
 
 def test_one_process_needs_nobody(monkeypatch):

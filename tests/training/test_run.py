@@ -115,7 +115,6 @@ def test_fixed_wiring_goes_through_the_same_epochs_and_rates(connectivity, tmp_p
     assert not any(line["kind"] == "freeze" for line in runs.metrics(out))
     assert not (out / "masks").exists()
     assert summary["freeze"] == {}
-    assert summary["learning_over_fixed"] is None
     assert summary["parameters"]["mask_entries"] == 0
 
 

@@ -56,6 +56,15 @@ def test_only_leftovers_of_the_run_itself_are_removed(tmp_path):
     assert foreign.exists()
 
 
+def test_a_run_that_is_killed_as_it_writes_its_first_file_starts_again(tmp_path):
+    recipe, out = runs.tiny(tmp_path), tmp_path / "run"
+    assert runs.killed_command(["train", "tiny.toml", "--out=run"], 1, tmp_path)
+    assert {path.name[:9] for path in out.iterdir()} == {".lock", ".writing-"}
+    runs.run(recipe, out)
+    assert (out / "summary.json").exists()
+    assert not list(out.glob(".writing-*"))
+
+
 def test_two_processes_in_one_folder_are_an_error(tmp_path):
     recipe, out = runs.tiny(tmp_path), tmp_path / "run"
 

@@ -76,14 +76,13 @@ def show_comparison(summaries: list[dict[str, Any]]) -> None:
     """The table."""
     from maskconnect.training.progress import duration
 
-    head = ("wiring", "test accuracy", "parameters", "after pruning", "time", "learning step / fixed step")
+    head = ("wiring", "test accuracy", "parameters", "after pruning", "time")
     rows = []
     for kind, summary in zip(RUNS.values(), summaries, strict=True):
-        parameters, over = summary["parameters"], summary["learning_over_fixed"]
         fan_in = f", K={summary['fan_in']}" if summary["connectivity"] != "prev" else ", K=1"
-        numbers = [f"{parameters[key]:,}" for key in ("weights", "pruned")]
+        numbers = [f"{summary['parameters'][key]:,}" for key in ("weights", "pruned")]
         accuracy = f"{summary['test']['top1']:.2f} %"
-        rows.append((kind + fan_in, accuracy, *numbers, duration(summary["seconds"]), f"{over:.2f}" if over else ""))
+        rows.append((kind + fan_in, accuracy, *numbers, duration(summary["seconds"])))
     show_table(head, rows, right=range(1, len(head)))
     print("\nAccuracy is that of the last epoch, on 360 test images: one of them is 0.28 %. One run each of so small a")
     print("task shows how it works, and not which wiring is better.")

@@ -1,14 +1,14 @@
 """The command `maskconnect`: find the verb, run it, and turn what goes wrong into one line and an exit code.
 
-0 all is well, 2 a mistake that the user can mend, 130 Ctrl-C, 143 SIGTERM, 141 nobody reads the output any more; 140
-(SIGUSR2 on Linux) the time of a job is nearly up, and the run has saved.
+0 all is well, 1 something was lost (a rank, a process that loads images) and a new start goes on, 2 a mistake that the
+user can mend, 130 Ctrl-C, 143 SIGTERM, 141 nobody reads the output any more; 140 (SIGUSR2 on Linux) the time of a job
+is nearly up, and the run has saved.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import io
 import os
 import signal
@@ -35,7 +35,15 @@ from maskconnect.cli import (
     sweep,
     train,
 )
-from maskconnect.errors import ConfigError, LostRankError, MaskConnectError, ToldElsewhereError, unknown_name
+from maskconnect.cli.hints import hint
+from maskconnect.errors import (
+    ConfigError,
+    LostRankError,
+    LostWorkerError,
+    MaskConnectError,
+    ToldElsewhereError,
+    unknown_name,
+)
 from maskconnect.training.stop import PARENT, came_early
 
 
@@ -47,12 +55,17 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
-        """Raise what argparse would print, with the nearest option to one that is not known."""
-        hint = ""
-        if message.startswith("unrecognized arguments: -"):
-            near = difflib.get_close_matches(message.split()[2].partition("=")[0], self.options(), n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-        raise ConfigError(f"{message}{hint or f'; see: {self.prog} --help'}")
+        """Raise what argparse would print, with what to type instead of an option that is not known."""
+        unknown = message.startswith("unrecognized arguments: -")
+        found = hint(message.split()[2:], self.options()) if unknown else ""
+        raise ConfigError(f"{message}; {found or f'see: {self.prog} --help'}")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """As in argparse, but the parser of a verb complains itself: it knows which options the verb has."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown and not any(isinstance(action, argparse._SubParsersAction) for action in self._actions):
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
 
     def options(self) -> set[str]:
         """All options, those of every verb too."""
@@ -84,7 +97,8 @@ def main(argv: list[str] | None = None) -> int:
             _warnings_in_a_line(),
             contextlib.suppress(SystemExit),
         ):  # with which argparse ends after help and version
-            args = _parser().parse_args(argv)
+            words = sys.argv[1:] if argv is None else argv
+            args = _parser().parse_args(words or ["--help"])
             code = args.run(args) or 0
         sys.stdout.flush()
         return code
@@ -100,7 +114,7 @@ def _explained(error: BaseException) -> int:
     """One line about a mistake that the user can mend, and its exit code; all else is raised again."""
     if isinstance(error, ToldElsewhereError):
         return 2
-    if isinstance(error, LostRankError):
+    if isinstance(error, LostRankError | LostWorkerError):
         return _fail(1, f"error: {error}")
     if isinstance(error, MaskConnectError):
         return _fail(2, f"error: {error}")

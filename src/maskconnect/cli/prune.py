@@ -6,6 +6,7 @@ import argparse
 import json
 import shlex
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 KINDS = ("frozen", "pruned", "plain")
 REPORT = "report.json"
+PRUNING = ".pruning"
+"""The file by which a process holds a new folder; where it stays, the process was killed or failed."""
 
 EXAMPLE = """prune runs/quick-digits-seed0 --out slim
   maskconnect prune runs/quick-digits-seed0 --out slim --no-fold --no-merge   # batch norms and names stay
@@ -52,7 +55,7 @@ def run(args: argparse.Namespace) -> None:
     from maskconnect.ship.saved import save
     from maskconnect.ship.trained import open_folder
     from maskconnect.training import options
-    from maskconnect.training.files import write_atomically
+    from maskconnect.training.files import held, remove_unfinished, write_atomically
     from maskconnect.training.options import Options
 
     options.prepare(Options(device="cpu", threads=args.threads))
@@ -61,11 +64,14 @@ def run(args: argparse.Namespace) -> None:
     _say("pruning")
     after, apart = prune_saved(before, **how)
     (out / REPORT).unlink(missing_ok=True)  # that of another network, perhaps
-    save(after.network, out, classes=after.classes, preprocessing=after.preprocessing)
-    found: dict[str, Any] = {"of": str(args.folder), **how, **_accuracies(args, before.network, after.network)}
-    report = report_of(before, after, apart, measures, **how, say=_say)
-    found |= report.describe()
-    write_atomically(out / REPORT, json.dumps(found, indent=1) + "\n")
+    out.mkdir(parents=True, exist_ok=True)
+    with nullcontext() if args.overwrite else held(out / PRUNING):
+        remove_unfinished(out)
+        save(after.network, out, classes=after.classes, preprocessing=after.preprocessing)
+        found: dict[str, Any] = {"of": str(args.folder), **how, **_accuracies(args, before.network, after.network)}
+        report = report_of(before, after, apart, measures, **how, say=_say)
+        found |= report.describe()
+        write_atomically(out / REPORT, json.dumps(found, indent=1) + "\n")
     if args.json:
         print(json.dumps(found, indent=1))
         return
@@ -105,6 +111,8 @@ def _check_place(out: Path, *, overwrite: bool) -> None:
     """An error if nothing can be, or should be, written there; better now than after the work."""
     if (out / "recipe.toml").exists():
         raise ConfigError(f"{out} is the folder of a run; choose another place by --out.")
+    if (out / PRUNING).exists():  # a process has begun to write here, and was killed or failed
+        return
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         if not (out / "maskconnect.json").exists():
             raise ConfigError(f"{out} exists and holds something else; choose another place by --out.")

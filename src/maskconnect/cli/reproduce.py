@@ -89,7 +89,7 @@ def show_list() -> None:
     from maskconnect.experiments.architectures import NETWORKS
     from maskconnect.experiments.paper import EXPERIMENTS
 
-    rows = [(e.name, e.title, cost(e, "paper"), cost(e, "quick")) for e in EXPERIMENTS.values()]
+    rows = [(e.name, e.title_at("paper"), cost(e, "paper"), cost(e, "quick")) for e in EXPERIMENTS.values()]
     rows.append(("overhead", "a learning step over one of fixed wiring", "about 8 minutes", "about 2 minutes"))
     titles = {"table6": "ResNeXt for CIFAR, layer by layer", "table7": "ResNeXt for Mini-ImageNet, layer by layer"}
     rows += [(name, titles[name], "nothing", "") for name in NETWORKS]
@@ -176,7 +176,7 @@ def reproduce(experiment: Experiment, args: argparse.Namespace) -> int:
     cells = [row.cell(seed) for row in rows if not row.needs_wiring for seed in seeds]
     engine = engine_of(args, len(cells))
     out = args.out or Path("runs/reproduce") / f"{experiment.name}-{args.scale}"
-    print(f"{experiment.title}, {args.scale} scale", flush=True)
+    print(f"{experiment.title_at(args.scale)}, {args.scale} scale", flush=True)
     ours = {"experiment": experiment.name, "scale": args.scale}
     kept = None if args.keep is None else Kept(args.keep)
 
@@ -207,7 +207,7 @@ def show_result(experiment: Experiment, outcomes: Sequence[Outcome], out: Path, 
     from maskconnect.experiments.record import provenance, record
     from maskconnect.training.files import write_atomically
 
-    title, compared = f"{experiment.name}: {experiment.title}", experiment.shows == "table"
+    title, compared = f"{experiment.name}: {experiment.title_at(args.scale)}", experiment.shows == "table"
     table = table_of(title, outcomes, scale=args.scale, compared=compared)
     lines = provenance(outcomes, command())
     kept = "\n".join([table.markdown(), *(f"- {line}" for line in lines), ""])
@@ -236,6 +236,7 @@ def show_result(experiment: Experiment, outcomes: Sequence[Outcome], out: Path, 
 
 def draw(experiment: Experiment, folders: Sequence[Path], out: Path, scale: str) -> list[str]:
     """The figure, if the experiment is one; returns the names of its files."""
+    from maskconnect.recipes.naming import data_names
     from maskconnect.report import charts, figures
     from maskconnect.report.drawing import write
     from maskconnect.report.groups import groups_of
@@ -254,5 +255,5 @@ def draw(experiment: Experiment, folders: Sequence[Path], out: Path, scale: str)
     if chart is None:
         return []
     if scale == "quick":
-        chart = replace(chart, title=f"{chart.title} (quick scale)")
+        chart = replace(chart, title=f"{chart.title}, {data_names(run.recipe for run in runs)} (quick scale)")
     return [path.name for path in figures.write_chart(chart, out / experiment.name)]

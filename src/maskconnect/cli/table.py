@@ -13,10 +13,12 @@ if TYPE_CHECKING:
 
 def show_summary(summary: dict[str, Any], recipe: Recipe, out: Path) -> None:
     """What came of one run."""
+    from maskconnect.recipes.naming import data_name
     from maskconnect.training.progress import duration
 
     test, best, parameters = summary["test"], summary["best"], summary["parameters"]
     rows = [
+        ("data", data_name(recipe)),
         ("test accuracy, last epoch", f"{test['top1']:.2f} %   top-5 {test['top5']:.2f} %"),
         (f"best epoch (chosen on {best['chosen_on']})", f"{best['test']['top1']:.2f} %   epoch {best['epoch']}"),
     ]
@@ -28,8 +30,6 @@ def show_summary(summary: dict[str, Any], recipe: Recipe, out: Path) -> None:
     rows.append(("parameters", f"{parameters['weights']:,}"))
     rows.append(("after pruning what is unused", pruned_text(parameters)))
     rows.append(("time", duration(summary["seconds"])))
-    if summary["learning_over_fixed"]:
-        rows.append(("a learning step over a fixed one", f"{summary['learning_over_fixed']:.2f} times"))
     if summary["skipped"]:
         rows.append(("batches left out", f"{summary['skipped']:,}"))
     print()

@@ -114,10 +114,13 @@ def train_and_show(recipe: Recipe, out: Path, how: Options) -> tuple[dict[str, A
         except Stopped as stopped:
             launch.stopped_together = True
             return None, stopped.exit_code
-    if RunFolder(out).finished:
-        print(f"{recipe.name}, seed {recipe.seed}: this run has ended before; it is in {out}")
+    folder, name = RunFolder(out), f"{recipe.name}, seed {recipe.seed}"
+    if folder.holds_other(recipe):
+        pass  # which the error will say
+    elif folder.finished:
+        print(f"{name}: this run has ended before; it is in {out}")
     else:
-        print(f"{recipe.name}, seed {recipe.seed}, in {out}", flush=True)
+        print(f"{name}, in {out}", flush=True)
     try:
         return train(recipe, out, how, usual()), 0
     except Stopped as stopped:

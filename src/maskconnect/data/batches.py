@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -24,7 +27,7 @@ from maskconnect.data.augment import GEOMETRY, NUMBERS, Augmentation, pixel_mean
 from maskconnect.data.decode import decode
 from maskconnect.data.geometry import cut
 from maskconnect.data.sets import Arrays, Files, Images
-from maskconnect.errors import ConfigError, DataError, integer
+from maskconnect.errors import ConfigError, DataError, LostWorkerError, integer
 
 
 @dataclass(kw_only=True)
@@ -61,10 +64,10 @@ class Batches:
             )
         cuts = self.plan.area or self.plan.shorter if self.training else self.plan.test_shorter
         if isinstance(self.images, Files) and cuts is None:
-            needed = "area or shorter" if self.training else "test_shorter"
+            needed = "augmentation.area or augmentation.shorter" if self.training else "augmentation.test_shorter"
             raise ConfigError(
-                f"images in files are of any size, and nothing says how to cut them: set {needed}, or take images of "
-                "one size into memory with in_memory(files)."
+                f"images in files are of any size, and nothing says how to cut them: set {needed} in the recipe; "
+                'augmentation.mean="pixel" reads images of one size into memory instead.'
             )
         if isinstance(self.images, Arrays) and (self.plan.area or self.plan.shorter):
             raise ConfigError(
@@ -123,15 +126,48 @@ def _loaded(pictures: Pictures, parts: Any, workers: int) -> Iterator[list[tuple
     """The pictures of each part, decoded by worker processes."""
     # A generator of its own: the loader draws from it for its workers, and torch's global one is the network's.
     own = torch.Generator()
-    try:
-        yield from DataLoader(
+    loader = iter(
+        DataLoader(
             pictures, batch_sampler=parts, num_workers=workers, collate_fn=list, generator=own, worker_init_fn=_quiet
         )
+    )
+    try:
+        with _deaths_wait():
+            yield from loader
     except DataError as error:
         said = str(error)
         if said.startswith("Caught "):  # from a worker it comes with a traceback in its text
             said = said.strip().rpartition(f"{_NAME}: ")[2]
         raise DataError(said) from None
+    except RuntimeError as error:
+        if not str(error).startswith("DataLoader worker (pid"):
+            raise
+        raise LostWorkerError(
+            "a process that loads images was killed, perhaps because memory ran out; lower --workers "
+            f"(it is {workers}), and start again."
+        ) from None
+
+
+@contextmanager
+def _deaths_wait() -> Iterator[None]:
+    """Let torch find a dead worker where it asks for a batch: its handler of SIGCHLD would raise in any line of a step.
+
+    What a step has half done could not be saved.
+    """
+    before = signal.getsignal(signal.SIGCHLD)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield  # torch has set no handler
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        with suppress(RuntimeError):
+            before(number, frame)
+
+    signal.signal(signal.SIGCHLD, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 def _quiet(_: int) -> None:
@@ -192,7 +228,8 @@ def in_memory(files: Files, *, workers: int = 0) -> Arrays:
             if image.shape != images.shape[1:]:
                 raise DataError(
                     f"{files.root / files.names[done]} is {_size(image)}, {Path(files.names[0]).name} is "
-                    f"{_size(images[0])}: images that are kept in memory must be of one size."
+                    f"{_size(images[0])}: images that are kept in memory must be of one size. For others set "
+                    "augmentation.mean to numbers, and augmentation.area or augmentation.shorter."
                 )
             images[done] = image
             done += 1

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from maskconnect.experiments.sweep import NOT_RUN, Outcome
-from maskconnect.recipes.naming import network_name, wiring_name
+from maskconnect.recipes.naming import data_names, network_name, wiring_name
 from maskconnect.recipes.schema import Paper
 from maskconnect.training.statistics import difference_by_seed, statistic
 
-QUICK = "Quick scale: smaller images, fewer of them, fewer epochs. It is not the paper's experiment."
+QUICK = "Quick scale: {}, fewer images, fewer epochs. It is not the paper's experiment."
 NOTES = (
     "Accuracies are those of the last epoch, in %; the best of n seeds was chosen on the test set, as in the paper.",
     "Differences are paired by seed; intervals are Student's.",
@@ -29,6 +29,7 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...]
     scale: str = "paper"
+    data: str = ""  # what it was trained and tested on
 
     def markdown(self) -> str:
         """As GitHub reads it."""
@@ -39,11 +40,11 @@ class Table:
         """For spreadsheets; every row has all its cells."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow([*self.head, "scale"])
+        writer.writerow([*self.head, "data", "scale"])
         name = ""
         for row in self.rows:
             name = row[0] or name
-            writer.writerow([name, *row[1:], self.scale])
+            writer.writerow([name, *row[1:], self.data, self.scale])
         return text.getvalue()
 
     def latex(self) -> str:
@@ -55,9 +56,8 @@ class Table:
             r"\midrule",
         ]
         if self.scale != "paper":
-            lines.append(
-                rf"\multicolumn{{{len(self.head)}}}{{l}}{{\emph{{{self.scale} scale, not the paper's experiment}}}} \\"
-            )
+            what = f"{self.data}, {self.scale} scale, not the paper's experiment"
+            lines.append(rf"\multicolumn{{{len(self.head)}}}{{l}}{{\emph{{{what}}}}} \\")
         for number, row in enumerate(self.rows):
             lines += [r"\midrule"] * bool(number and row[0]) + [_ampersands(row)]
         return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *(f"% {note}" for note in self.notes), ""])
@@ -98,7 +98,9 @@ def table_of(title: str, outcomes: Sequence[Outcome], *, scale: str, compared: b
         failed.append(f"{missing} of {len(outcomes)} runs are missing.")
     if not compared:
         head, rows = head[:-1], [row[:-1] for row in rows]
-    return Table(title, head, tuple(rows), (*((QUICK,) if scale == "quick" else ()), *NOTES, *failed), scale)
+    data = data_names(outcome.cell.recipe for outcome in outcomes)
+    quick = (QUICK.format(data),) if scale == "quick" else ()
+    return Table(title, head, tuple(rows), (*quick, *NOTES, *failed), scale, data)
 
 
 def _accuracies(members: Sequence[Outcome]) -> dict[int, float]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from maskconnect.experiments.grid import Cell
 from maskconnect.recipes import Recipe, load
+from maskconnect.recipes.naming import data_names
 
 SCALES = ("paper", "quick")
 
@@ -47,11 +48,15 @@ class Experiment:
     """A table or a figure."""
 
     name: str
-    title: str
+    title: str  # without the data, which the recipes of a scale say
     shows: str  # "table", or the key of a chart: "fan-in", "branching"; "wiring" for figure 4
     paper: tuple[Row, ...]
     quick: tuple[Row, ...] = ()
     seeds: int = 4  # as in the paper, where it has several runs
+
+    def title_at(self, scale: str) -> str:
+        """The title, with the data of a scale."""
+        return f"{data_names(recipes_of(self, scale))}, {self.title}"
 
     def rows(self, scale: str) -> tuple[Row, ...]:
         """The runs at a scale."""
@@ -90,62 +95,62 @@ EXPERIMENTS = {
     for experiment in (
         Experiment(
             name="table1",
-            title="CIFAR-100, ResNet: fixed, random and learned connectivity",
+            title="ResNet: fixed, random and learned connectivity",
             shows="table",
             paper=TABLE1,
             quick=_rows("quick/cifar100{}", "-prev", "-random", ""),
         ),
         Experiment(
             name="table2",
-            title="CIFAR-100, ResNeXt: fixed, learned and random connectivity",
+            title="ResNeXt: fixed, learned and random connectivity",
             shows="table",
             paper=TABLE2,
             quick=QUICK_RESNEXT,
         ),
         Experiment(
             name="table3",
-            title="ImageNet, ResNeXt: fixed and learned connectivity",
+            title="ResNeXt: fixed and learned connectivity",
             shows="table",
             paper=TABLE3,
             seeds=1,
         ),
         Experiment(
             name="table4",
-            title="CIFAR-10, ResNeXt: fixed and learned connectivity",
+            title="ResNeXt: fixed and learned connectivity",
             shows="table",
             paper=TABLE4,
             quick=_rows("quick/cifar10-resnext{}", "-full", "", "-random"),
         ),
         Experiment(
             name="table5",
-            title="Mini-ImageNet, ResNeXt: fixed, learned and random connectivity",
+            title="ResNeXt: fixed, learned and random connectivity",
             shows="table",
             paper=TABLE5,
         ),
         Experiment(
             name="resnet50",
-            title="ImageNet, ResNet-50: fixed and learned connectivity (section 4.2)",
+            title="ResNet-50: fixed and learned connectivity (section 4.2)",
             shows="table",
             paper=_rows("paper/imagenet-resnet50-{}", "prev", "learned"),
             seeds=1,
         ),
         Experiment(
             name="fig2",
-            title="CIFAR-100, ResNet-38: accuracy against fan-in",
+            title="ResNet-38: accuracy against fan-in",
             shows="fan-in",
             paper=_fan_ins("paper/cifar100-resnet38-learned", *range(1, 18)),
             quick=_fan_ins("quick/cifar100", *range(1, 9)),
         ),
         Experiment(
             name="fig3",
-            title="CIFAR-100, ResNeXt {20,4,8}: accuracy against fan-in",
+            title="ResNeXt {20,4,8}: accuracy against fan-in",
             shows="fan-in",
             paper=_fan_ins("paper/cifar100-resnext20-4-8-learned", *range(1, 9)),
             quick=_fan_ins("quick/cifar100-resnext", *range(1, 9)),
         ),
         Experiment(
             name="fig4",
-            title="CIFAR-100, ResNeXt {29,8,8}: the connectivity learned with K=1",
+            title="ResNeXt {29,8,8}: the connectivity learned with K=1",
             shows="wiring",
             paper=_rows("paper/cifar100-resnext29-8-8-{}", "learned-k1"),
             quick=QUICK_RESNEXT[1:2],
@@ -153,14 +158,14 @@ EXPERIMENTS = {
         ),
         Experiment(
             name="fig5",
-            title="CIFAR-100, ResNeXt {29,4,8}: active branches by depth",
+            title="ResNeXt {29,4,8}: active branches by depth",
             shows="branching",
             paper=_rows("paper/cifar100-resnext29-4-8-learned-{}", "k1", "k4"),
             quick=QUICK_RESNEXT[1:3],
         ),
         Experiment(
             name="fig6",
-            title="ImageNet, ResNeXt {50,4,32}: active branches by depth",
+            title="ResNeXt {50,4,32}: active branches by depth",
             shows="branching",
             paper=_rows("paper/imagenet-resnext50-4-32-{}", "learned"),
             seeds=1,

@@ -18,7 +18,7 @@ from maskconnect.errors import CheckpointError, ConfigError, MaskConnectError
 from maskconnect.experiments.engine import LOGS, Engine, Job
 from maskconnect.experiments.grid import Cell, Grid
 from maskconnect.experiments.kept import Kept, Result
-from maskconnect.training.files import LOCK, lock, write_atomically
+from maskconnect.training.files import LOCK, is_unfinished, lock, remove_unfinished, write_atomically
 from maskconnect.training.folder import RunFolder
 from maskconnect.training.progress import Silent, duration
 from maskconnect.training.stop import Stopped, StopRequests
@@ -118,14 +118,15 @@ def claim(ours: dict[str, Any], out: Path, stack: ExitStack) -> None:
                 f"{out} holds another sweep: {key} is {theirs.get(key)} there and {ours[key]} here. More seeds or "
                 "values may be added; for anything else choose another --out."
             )
+    remove_unfinished(out)
     write_atomically(out / LIST, json.dumps(ours, indent=1) + "\n")
 
 
 def _is_ours(out: Path) -> bool:
-    """Whether a folder is empty, or holds a sweep; a disk that was full may have left no more than a place for logs."""
+    """Whether a folder is empty, or holds a sweep, or what a full disk or a kill has left of the start of one."""
     if not out.is_dir():
         return False
-    return (out / LIST).exists() or {child.name for child in out.iterdir()} <= {LOGS, LOCK}
+    return (out / LIST).exists() or {child.name for child in out.iterdir() if not is_unfinished(child)} <= {LOGS, LOCK}
 
 
 def _list(out: Path) -> dict[str, Any]:

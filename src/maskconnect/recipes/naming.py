@@ -1,14 +1,22 @@
-"""What people call the networks of recipes, and how recipes are told apart."""
+"""What people call the networks and the data of recipes, and how recipes are told apart."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from maskconnect.recipes.schema import Network, Recipe
 from maskconnect.recipes.write import assignments, write
 
 WIRINGS = {"learned": "Learned", "prev": "Fixed-Prev", "full": "Fixed-Full", "random": "Fixed-Random"}
+SETS = {
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "fashion-mnist": "Fashion-MNIST",
+    "mini-imagenet": "Mini-ImageNet",
+    "imagenet": "ImageNet",
+    "folder": "a folder of images",
+}
 FIELDS = 3
 """How many fields a label names, if it needs any."""
 
@@ -18,6 +26,19 @@ def network_name(model: Network) -> str:
     if model.architecture == "resnet":
         return f"ResNet-{model.depth}"
     return f"ResNeXt {{{model.depth},{model.width},{model.cardinality}}}"
+
+
+def data_name(recipe: Recipe) -> str:
+    """`CIFAR-100`; with what makes it another task, as in `CIFAR-100 (20 coarse classes, 8x8)`."""
+    data, size = recipe.data, recipe.augmentation.size
+    more = ["20 coarse classes"] * (data.labels == "coarse") + [f"{size}x{size}"] * (data.shrink > 1)
+    name = SETS.get(data.name, data.name)
+    return f"{name} ({', '.join(more)})" if more else name
+
+
+def data_names(recipes: Iterable[Recipe]) -> str:
+    """The data of some recipes, each once."""
+    return " and ".join(dict.fromkeys(map(data_name, recipes)))
 
 
 def kind_of_wiring(model: Network) -> str:
@@ -52,7 +73,7 @@ def without_seed(recipe: Recipe) -> Recipe:
 
 def labels_of(recipes: Sequence[Recipe], wirings: Sequence[str]) -> list[str]:
     """Each wiring; with its data set and network where those differ, and with fields that differ if need be."""
-    parts = [recipe.data.name for recipe in recipes], [network_name(recipe.model) for recipe in recipes]
+    parts = [data_name(recipe) for recipe in recipes], [network_name(recipe.model) for recipe in recipes]
     shown = [part for part in parts if len(set(part)) > 1]
     return told_apart([", ".join(words) for words in zip(*shown, wirings, strict=True)], recipes)
 

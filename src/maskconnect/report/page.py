@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
+from maskconnect.recipes.naming import data_name, data_names
 from maskconnect.report import charts
 from maskconnect.report.groups import Group, groups_of
 from maskconnect.report.mistakes import confusion_of, matrix, pictures
@@ -66,9 +67,9 @@ def _json(data: Any) -> str:
 
 
 def _title(runs: Sequence[Run]) -> str:
-    networks, sets = {run.network for run in runs}, {run.recipe.data.name for run in runs}
+    networks, sets = {run.network for run in runs}, {data_name(run.recipe) for run in runs}
     what = f"{runs[0].network}" if len(networks) == 1 else f"{len(networks)} networks"
-    where = f" on {runs[0].recipe.data.name}" if len(sets) == 1 else ""
+    where = f" on {data_name(runs[0].recipe)}" if len(sets) == 1 else ""
     return f"{runs[0].wiring}: {what}{where}" if len(runs) == 1 else f"{len(runs)} runs of {what}{where}"
 
 
@@ -82,7 +83,8 @@ def _side_by_side(groups: Sequence[Group]) -> str:
     plots = [charts.fan_in(groups), charts.accuracy_of_all(groups), charts.branching(groups), charts.readers(groups)]
     shown = "".join(figure(chart) for chart in plots if chart is not None and not chart.empty)
     spread = any(len(group.ended) > 1 for group in groups)
-    note = "<p class=note>± is the standard deviation over seeds.</p>" if spread else ""
+    data = html.escape(data_names(run.recipe for group in groups for run in group.runs))
+    note = f"<p class=note>Accuracies are of {data}.{' ± is the standard deviation over seeds.' * spread}</p>"
     return f"<section><h2>Side by side</h2>{comparison(groups)}{note}<div class=charts>{shown}</div></section>"
 
 

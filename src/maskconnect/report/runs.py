@@ -171,8 +171,6 @@ def _check_summary(summary: dict[str, Any]) -> None:
     wanted += [summary[key] for key in ("seconds", "steps", "epochs")] + [summary["best"]["epoch"]]
     if summary["freeze"]:
         wanted += [summary["freeze"][key]["top1"] for key in ("drawn", "frozen")]
-    if summary["learning_over_fixed"] is not None:
-        wanted.append(summary["learning_over_fixed"])
     if not all(isinstance(value, int | float) and math.isfinite(value) for value in wanted):
         raise ValueError("summary.json has something else where numbers should be")
     if summary["best"]["chosen_on"] not in ("test", "validation"):

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
+from maskconnect.recipes.naming import data_name
 from maskconnect.recipes.schema import Paper
 from maskconnect.report.groups import Group
 from maskconnect.report.runs import Run
@@ -45,7 +46,6 @@ def comparison(groups: Sequence[Group]) -> str:
         "after pruning": [_mean(group, lambda s: s["parameters"]["pruned"], digits=0) for group in groups],
         "paper, after pruning": [_millions(group.paper) for group in groups],
         "time a run": [_time(group) for group in groups],
-        "learning step / fixed step": [_mean(group, lambda s: s["learning_over_fixed"]) for group in groups],
     }
     kept = {name: cells for name, cells in columns.items() if any(cells)}
     return table(list(kept), list(zip(*kept.values(), strict=True)))
@@ -91,10 +91,11 @@ def facts(run: Run) -> list[tuple[str, str]]:
     if run.summary is None:
         known = [e.test_top1 for e in run.epochs if e.test_top1 is not None]
         so_far = f"{known[-1]:.2f} %" if known else "not yet tested"
-        return [("not ended", f"epoch {run.done} of {run.recipe.epochs}"), ("test accuracy so far", so_far)]
+        epochs = f"epoch {run.done} of {run.recipe.epochs}"
+        return [("not ended", epochs), ("data", data_name(run.recipe)), ("test accuracy so far", so_far)]
     summary, parameters = run.summary, run.summary["parameters"]
     best = summary["best"]
-    found = [("test accuracy, last epoch", f"{summary['test']['top1']:.2f} %")]
+    found = [("data", data_name(run.recipe)), ("test accuracy, last epoch", f"{summary['test']['top1']:.2f} %")]
     found.append((f"best epoch, {best['epoch']} (chosen on {best['chosen_on']})", f"{best['test']['top1']:.2f} %"))
     if run.recipe.paper is not None and run.recipe.paper.accuracy is not None:
         found.append((f"the paper, {run.recipe.paper.where}", f"{paper_accuracy(run.recipe.paper)} %"))
@@ -106,8 +107,6 @@ def facts(run: Run) -> list[tuple[str, str]]:
     if parameters["pruned_one_step"] != parameters["pruned"]:
         found.append(("after pruning, by the paper's one-step rule", f"{parameters['pruned_one_step']:,}"))
     found.append(("time", duration(summary["seconds"])))
-    if summary["learning_over_fixed"]:
-        found.append(("a learning step over a fixed one", f"{summary['learning_over_fixed']:.2f}"))
     return found
 
 

@@ -14,7 +14,7 @@ from maskconnect.report.mistakes import confusion_of
 from maskconnect.report.page import MARK, page
 from maskconnect.report.runs import Run
 from maskconnect.report.wires import usual_wires
-from maskconnect.training.files import TEMPORARY, write_atomically
+from maskconnect.training.files import TEMPORARY, is_unfinished, write_atomically
 
 PAGE, FIGURES, LIST = "index.html", "figures", "made_by_maskconnect.txt"
 LONGEST = 60
@@ -31,7 +31,7 @@ def check_place(out: Path) -> None:
     if found.exists():
         if MARK not in found.read_text(encoding="utf-8", errors="replace")[:2000]:
             raise ConfigError(f"{found} is not a report of maskconnect; choose another place by --out.")
-    elif out.exists() and any(out.iterdir()):
+    elif out.exists() and not all(map(is_unfinished, out.iterdir())):
         raise ConfigError(f"{out} is not empty and holds no report; choose another place by --out.")
 
 

@@ -20,10 +20,13 @@ from torch import Tensor, nn
 from maskconnect.errors import CheckpointError, ConfigError, MaskConnectError
 from maskconnect.ship.description import NAME, read_description, write_description
 from maskconnect.ship.rebuild import comes_back, describe, rebuilt
-from maskconnect.training.files import load_tensors, save_tensors
+from maskconnect.training.files import held, load_tensors, remove_unfinished, save_tensors
 
 if TYPE_CHECKING:
     from maskconnect.ship.preprocessing import Preprocessing
+
+SAVING = ".saving"
+"""The file by which a process holds a folder that it saves into; it stays if the process is killed."""
 
 MODEL, INPUT = ("model.safetensors", "model-2.safetensors"), ("input.safetensors", "input-2.safetensors")
 
@@ -146,13 +149,24 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _write(folder: Path, described: dict[str, Any], tensors: dict[str, Tensor], mean: Tensor | None) -> None:
-    """Write the tensors under names that nothing refers to, then the description in one step, then clear up."""
-    before = _files_of(folder)
-    if not before:
-        for name in (*MODEL, *INPUT):
-            if (folder / name).exists():
-                raise ConfigError(f"{folder / name} exists and is of something else; choose another folder.")
+    """Write a network, unless files of something else are there; what a killed process has left is removed first."""
+    before, killed = _files_of(folder), (folder / SAVING).exists()
+    surplus = [name for name in (*MODEL, *INPUT) if name not in before and (folder / name).exists()]
+    if surplus and not before and not killed:
+        raise ConfigError(f"{folder / surplus[0]} exists and is of something else; choose another folder.")
     folder.mkdir(parents=True, exist_ok=True)
+    with held(folder / SAVING):
+        if killed:
+            remove_unfinished(folder)
+            for name in surplus:
+                (folder / name).unlink()
+        _write_files(folder, described, tensors, mean, before)
+
+
+def _write_files(
+    folder: Path, described: dict[str, Any], tensors: dict[str, Tensor], mean: Tensor | None, before: set[str]
+) -> None:
+    """Write the tensors under names that nothing refers to, then the description in one step, then clear up."""
     model, given = (next(name for name in names if name not in before) for names in (MODEL, INPUT))
     try:
         save_tensors(folder / model, tensors)
@@ -161,7 +175,7 @@ def _write(folder: Path, described: dict[str, Any], tensors: dict[str, Tensor], 
         described |= {"weights": model, "mean": None if mean is None else given}
         write_description(folder, described, [model] if mean is None else [model, given])
     except BaseException:
-        for name in (model, given):
+        for name in (model, given, SAVING):
             (folder / name).unlink(missing_ok=True)
         raise
     for name in before:

@@ -12,8 +12,10 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import secrets
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -27,6 +29,9 @@ LOCK = ".lock"
 
 TEMPORARY = ".writing-"
 """How the names of unfinished files and folders begin."""
+
+UNFINISHED = re.compile(rf"{re.escape(TEMPORARY)}[0-9a-f]{{16}}")
+"""The names that `write_atomically` gives to unfinished files; others are not ours to remove."""
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
@@ -43,6 +48,28 @@ def write_atomically(path: Path, content: bytes | str) -> None:
             temporary.unlink()
         raise
     fsync_folder(path.parent)
+
+
+def is_unfinished(path: Path) -> bool:
+    """Whether this is a file of ours that was never finished, as a process leaves one that is killed."""
+    return UNFINISHED.fullmatch(path.name) is not None and path.is_file()
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what a killed process has left; the caller holds the folder, so no other process is at work in it."""
+    for left in folder.glob(f"{TEMPORARY}*"):
+        if is_unfinished(left):
+            left.unlink()
+
+
+@contextlib.contextmanager
+def held(place: Path) -> Iterator[None]:
+    """Hold a folder by a file in it, which goes when the work is done, and stays if it fails or is killed."""
+    with place.open("w") as file:
+        if not lock(file):
+            raise CheckpointError(f"another process writes in {place.parent}; wait for it, or choose another folder.")
+        yield
+        place.unlink(missing_ok=True)
 
 
 def lock(file: TextIO) -> bool:

@@ -31,7 +31,15 @@ from maskconnect.recipes import Recipe, load, write
 from maskconnect.recipes.write import assignments
 from maskconnect.training.checkpoint import Checkpoints
 from maskconnect.training.environment import environment
-from maskconnect.training.files import LOCK, TEMPORARY, load_tensors, lock, save_tensors, write_atomically
+from maskconnect.training.files import (
+    LOCK,
+    is_unfinished,
+    load_tensors,
+    lock,
+    remove_unfinished,
+    save_tensors,
+    write_atomically,
+)
 from maskconnect.training.options import Options
 
 MODEL, INPUT, PREDICTIONS = "final/model.safetensors", "final/input.safetensors", "final/predictions.safetensors"
@@ -46,6 +54,7 @@ class RunFolder:
         self.checkpoints = Checkpoints(folder=path / "checkpoints")
         self._metrics: TextIO | None = None
         self._lock: TextIO | None = None
+        self._made: list[Path] = []  # files and folders that go again if the run never begins
 
     @property
     def finished(self) -> bool:
@@ -57,6 +66,8 @@ class RunFolder:
 
         Returns what came of the run, if it has ended.
         """
+        new = [self.path / name for name in ("recipe.toml", LOCK)] + [self.path, *self.path.parents]
+        new = [place for place in new if not place.exists()]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = (self.path / LOCK).open("w")
@@ -66,17 +77,16 @@ class RunFolder:
             ) from None
         if not lock(self._lock):
             raise ConfigError(f"another process trains in {self.path}; wait for it, or choose another --out.")
+        self._made = new
         place = self.path / "recipe.toml"
-        if not place.exists() and any(child.name != LOCK for child in self.path.iterdir()):
-            (self.path / LOCK).unlink()
+        if not place.exists() and any(child.name != LOCK and not is_unfinished(child) for child in self.path.iterdir()):
             raise ConfigError(f"{self.path} is not empty and holds no run; choose another place by --out.")
         if (self.path / "metrics.jsonl").exists():
             self.check_recipe(recipe)
         else:  # a new run, or one that never began, because its data were not there perhaps
             write_atomically(place, write(recipe, self.command()))
         for part in (self.path, self.path / "masks", self.path / "final"):
-            for left in part.glob(f"{TEMPORARY}*"):  # by a process that was killed while it wrote a file
-                left.unlink()
+            remove_unfinished(part)
         return self.summary() if self.finished else None
 
     def check_recipe(self, recipe: Recipe) -> None:
@@ -89,6 +99,15 @@ class RunFolder:
             f"{self.path} holds a run of another recipe: {key} is {theirs.get(key, 'not set')} there and "
             f"{ours.get(key, 'not set')} here. Choose another place by --out, or add --fresh for a new folder."
         )
+
+    def holds_other(self, recipe: Recipe) -> bool:
+        """Whether a run of another recipe has begun here."""
+        try:
+            if (self.path / "metrics.jsonl").exists():
+                self.check_recipe(recipe)
+        except ConfigError:
+            return True
+        return False
 
     def recipe(self) -> Recipe:
         """The recipe of the run."""
@@ -179,7 +198,11 @@ class RunFolder:
         return shlex.join(["maskconnect", "train", str(self.path / "recipe.toml"), "--out", str(self.path)])
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Let go of the folder; if the run never began, what was made for it goes."""
+        if self._made and not (self.path / "metrics.jsonl").exists():
+            for place in self._made:
+                with suppress(OSError):  # a folder that something else is in
+                    place.rmdir() if place.is_dir() else place.unlink()
         for file in (self._metrics, self._lock):
             if file is not None:
                 file.close()

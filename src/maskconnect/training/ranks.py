@@ -70,6 +70,11 @@ class Ranks:
         filled = torch.cat([rows, rows.new_zeros(max(sizes) - len(rows), *rows.shape[1:])])
         return [found[:size] for found, size in zip(self._gathered(filled), sizes, strict=True)]
 
+    def gather_plain(self, content: Any) -> list[Any]:
+        """Plain data of every rank."""
+        own = torch.frombuffer(bytearray(json.dumps(content).encode()), dtype=torch.uint8)
+        return [json.loads(bytes(each.tolist())) for each in self.gather(own)]
+
     def _gathered(self, one: Tensor) -> list[Tensor]:
         found = [torch.empty_like(one) for _ in range(self.count)]
         dist.all_gather(found, one.contiguous())
@@ -157,6 +162,14 @@ ALONE = Ranks()
 def digest_of_plain(content: Any) -> str:
     """Plain data, in sixteen letters."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def digest_of_weights(network: nn.Module) -> str:
+    """Weights and buffers, in sixteen letters."""
+    found = hashlib.sha256()
+    for tensor in [*network.parameters(), *network.buffers()]:
+        found.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return found.hexdigest()[:16]
 
 
 def digest_of_draws(network: nn.Module) -> str:

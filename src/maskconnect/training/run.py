@@ -22,9 +22,10 @@ from torch import Tensor, nn
 
 from maskconnect.core.lookup import freeze, masks_of, wiring_of
 from maskconnect.core.optim import advance
-from maskconnect.errors import LostRankError, MaskConnectError, ToldElsewhereError
+from maskconnect.errors import LostRankError, LostWorkerError, MaskConnectError, ToldElsewhereError
 from maskconnect.recipes.schema import Recipe
 from maskconnect.training import images, options
+from maskconnect.training.agreement import check_agreement
 from maskconnect.training.diagnostics import changes, connections, mask_entropy, scales_in_words
 from maskconnect.training.environment import differences, machine_of
 from maskconnect.training.evaluation import Evaluation
@@ -35,11 +36,21 @@ from maskconnect.training.norms import average_statistics_, statistics
 from maskconnect.training.options import Options
 from maskconnect.training.predictions import drawing
 from maskconnect.training.progress import Silent
-from maskconnect.training.ranks import ALONE, Ranks, averaged, digest_of_plain, join, leave, lost, reason
+from maskconnect.training.ranks import (
+    ALONE,
+    Ranks,
+    averaged,
+    digest_of_plain,
+    digest_of_weights,
+    join,
+    leave,
+    lost,
+    reason,
+)
 from maskconnect.training.schedule import Schedule, nonfinite
 from maskconnect.training.state import new_state
 from maskconnect.training.step import Step, compiler_errors_in_a_sentence, gradients
-from maskconnect.training.stop import Stopped, StopRequests
+from maskconnect.training.stop import LOST_WORKER, Stopped, StopRequests
 from maskconnect.training.summary import finish
 from maskconnect.training.tensorboard import Board
 
@@ -50,7 +61,8 @@ SMALLEST_SCALE = 1e-4
 def train(recipe: Recipe, out: Path, how: Options | None = None, show: Silent | None = None) -> dict[str, Any]:
     """Train a recipe in the folder `out`, or go on with it; returns its summary.
 
-    Raises `Stopped` after SIGTERM or Ctrl-C, when all is saved.
+    Raises `Stopped` after SIGTERM or Ctrl-C, and `LostWorkerError` after the death of a process that loads images, when
+    all is saved.
     """
     how, display, requests = how or Options(), show or Silent(), StopRequests()
     requests.patient = (
@@ -62,6 +74,7 @@ def train(recipe: Recipe, out: Path, how: Options | None = None, show: Silent | 
         with ExitStack() as stack:
             if ranks.count > 1:  # all stop together: one that ended by itself would leave the others waiting
                 stack.enter_context(requests)
+            check_agreement(recipe, how, ranks)
             ended: dict[str, Any] | None = ranks.on_first(lambda: folder.claim(recipe))
             if ended is not None:
                 return ended
@@ -125,15 +138,8 @@ class Run:
             if not self.finite:
                 raise MaskConnectError("the weights are not finite after the last step; begin anew with lower rates.")
             predictions, validation = self.evaluation.predictions(), self.evaluation.validation()
-        except (Stopped, RuntimeError) as error:
-            if not isinstance(error, Stopped):  # a loader's workers may have been told to end before the run was
-                if self.requests.asked is None or "DataLoader worker" not in str(error):
-                    raise
-                error = self.agreed()
-            if self.whole:
-                self.save()
-            self.ranks.wait()  # until it is saved
-            raise error from None
+        except (Stopped, LostWorkerError) as error:
+            raise self.saved_before(error) from None
         finally:
             self.board.close()
         self.count_time()
@@ -146,13 +152,29 @@ class Run:
         """Stop here if asked to."""
         self.ranks.check(self.requests)
 
+    def saved_before(self, error: Stopped | LostWorkerError) -> Exception:
+        """Save, all ranks at one step; returns what this one then ends with."""
+        stopped = error if isinstance(error, Stopped) else self.agreed()
+        if self.whole:
+            self.save()
+        self.ranks.wait()  # until it is saved
+        if stopped.number != LOST_WORKER:  # a loader's workers may have been told to end before the run was
+            return stopped
+        place = f"step {self.state.position.step:,}" if self.whole else "the last checkpoint"
+        if isinstance(error, Stopped):
+            return LostRankError(
+                f"another rank has lost a process that loads images; a new start goes on from {place}."
+            )
+        return LostWorkerError(f"{str(error).rstrip('.')}: the run goes on from {place}.")
+
     def agreed(self) -> Stopped:
         """How all ranks stop, of which the others have got to their next check."""
+        self.requests.asked = self.requests.asked or LOST_WORKER
         try:
             self.check()
         except Stopped as stopped:
             return stopped
-        raise AssertionError("a signal has come")
+        raise AssertionError("a reason to stop was given")
 
     def begin(self) -> None:
         """Go on from the last checkpoint, or begin."""
@@ -162,6 +184,9 @@ class Run:
             if self.recipe.init_from is not None:
                 place = Path(self.recipe.init_from)
                 self.show.line(self.ranks.together(lambda: load_weights(self.network, place)))
+                self.ranks.check_same(
+                    digest_of_weights(self.network), "--init-from: rank {} has other weights than rank 0"
+                )
             self.ranks.on_first(lambda: self.folder.open_metrics(0))
             self.ranks.on_first(lambda: self.folder.write_json(DATA, self.images.fingerprint()))
             self.state.top = connections(self.network)

@@ -12,6 +12,8 @@ from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 
+LOST_WORKER = 1
+"""In the place of a signal: a rank has lost a process that loads images. A signal to any rank counts for more."""
 
 PARENT = "MASKCONNECT_PARENT"
 """The variable that names the process that a run should not outlive: killed or hung up, it takes its runs along."""
@@ -25,6 +27,7 @@ class Stopped(Exception):  # noqa: N818 (it is no error)
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
+        self.number = number
         self.exit_code = 128 + number
 
 

@@ -51,9 +51,6 @@ def summarise(
 ) -> dict[str, Any]:
     """What came of the run. Accuracies are of the last epoch; the best epoch stands apart, with what chose it (D12)."""
     counts, pruned = count_parameters(state.network), pruned_parameters(state.network)
-    learning = [tally for phase, tally in zip(recipe.phase, state.phases, strict=True) if phase.mask_lr]
-    tuning = [tally for phase, tally in zip(recipe.phase, state.phases, strict=True) if not phase.mask_lr]
-    seconds = [sum(t.seconds for t in part) / max(1, sum(t.steps for t in part)) for part in (learning, tuning)]
     return {
         "recipe": recipe.name,
         "seed": recipe.seed,
@@ -74,7 +71,6 @@ def summarise(
         "skipped": state.skipped,
         "seconds": round(state.seconds, 2),
         "step_seconds": {phase.name: _per_step(t) for phase, t in zip(recipe.phase, state.phases, strict=True)},
-        "learning_over_fixed": round(seconds[0] / seconds[1], 3) if recipe.learns and seconds[1] else None,
     }
 
 

@@ -1,0 +1,41 @@
+"""What to type instead of an option that there is not: the nearest one, or --set for a field of a recipe."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Sequence
+
+_TABLES = {
+    "data": "labels validation train_images test_images shrink",
+    "augmentation": "size pad flip mean std area shorter test_shorter jitter lighting components",
+    "model": "architecture depth width cardinality fan_in connectivity aggregation norm stem mask_init use_all",
+    "training": "batch_size weight_decay momentum nesterov norm_group accumulate reestimate evaluate_every",
+    "learning": "way gradient credit temperature cool uniform_floor",
+    "phase.learn": "epochs lr mask_lr",
+}
+"""The fields of recipes. They are written down here because to read them from the schema would be to wait for torch."""
+
+FIELDS = {name: f"{table}.{name}" for table, names in _TABLES.items() for name in names.split()}
+"""What --set calls each field."""
+
+ALSO = {"learning_rate": "lr", "batchsize": "batch_size"}
+
+
+def hint(words: Sequence[str], options: Collection[str]) -> str:
+    """What to type instead of the first of some words, which is not one of the options; "" if nobody knows."""
+    flag, equals, value = words[0].partition("=")
+    if not equals:
+        value = words[1] if len(words) > 1 and not words[1].startswith("--") else "VALUE"
+    name = flag.lstrip("-").replace("-", "_")
+    field = FIELDS.get(ALSO.get(name, name))
+    if field is not None:
+        return f"it is a field of the recipe, so type: {_setting(field, value, options)}"
+    near = difflib.get_close_matches(flag, options, n=1)
+    return f"did you mean {near[0]}?" if near else ""
+
+
+def _setting(field: str, value: str, options: Collection[str]) -> str:
+    """The words that set a field, for a verb with these options."""
+    if "--over" in options and ("," in value or ".." in value):
+        return f"--over {field}={value}"
+    return f"{'' if '--set' in options else 'maskconnect train RECIPE '}--set {field}={value}"
