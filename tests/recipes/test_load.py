@@ -2,12 +2,13 @@
 
 import itertools
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import maskconnect as mc
-from maskconnect.recipes import load, names
+from maskconnect.recipes import load, names, write
 from maskconnect.recipes.load import in_file, merged, set_field
 from maskconnect.recipes.schema import Paper
 
@@ -392,3 +393,9 @@ def test_what_may_be_none_can_be_set_to_none():
     assert load(name, ["training.norm_group=none"]).training.norm_group is None
     with pytest.raises(mc.ConfigError, match=r"training.batch_size is 'none'; it must be an integer"):
         load(name, ["training.batch_size=none"])
+
+
+def test_text_that_a_terminal_would_obey_is_written_as_escapes():
+    written = write(load("quick/digits", ['about="a\\u009b31m \\u202e \\U000e0001"']))
+    assert all(character.isprintable() for character in written.replace("\n", ""))
+    assert tomllib.loads(written)["about"].startswith("a\x9b31m \u202e \U000e0001")

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maskconnect.cli import launch
-from maskconnect.errors import ConfigError
+from maskconnect.cli.verb import say
+from maskconnect.errors import ConfigError, printable
 
 if TYPE_CHECKING:
     from maskconnect.recipes import Recipe
@@ -115,14 +116,14 @@ def train_and_show(recipe: Recipe, out: Path, how: Options) -> tuple[dict[str, A
             launch.stopped_together = True
             return None, stopped.exit_code
     if RunFolder(out).finished:
-        print(f"{recipe.name}, seed {recipe.seed}: this run has ended before; it is in {out}")
+        say(f"{recipe.name}, seed {recipe.seed}: this run has ended before; it is in {out}")
     else:
-        print(f"{recipe.name}, seed {recipe.seed}, in {out}", flush=True)
+        say(f"{recipe.name}, seed {recipe.seed}, in {out}")
     try:
         return train(recipe, out, how, usual()), 0
     except Stopped as stopped:
         launch.stopped_together = True
-        print(f"stopped by {stopped}; all is saved. To go on: {go_on(out, how)}", flush=True)
+        say(f"stopped by {stopped}; all is saved. To go on: {go_on(out, how)}")
         return None, stopped.exit_code
 
 
@@ -171,7 +172,7 @@ def recipe_of(args: argparse.Namespace) -> Recipe:
     if args.init_from is not None:
         recipe = replace(recipe, init_from=str(args.init_from))
     if args.wiring is not None:
-        about = f"{recipe.about}; changed: the wiring of {args.wiring}"
+        about = f"{recipe.about}; changed: the wiring of {printable(str(args.wiring))}"
         model = replace(recipe.model, connectivity=read_wiring(args.wiring))
         recipe = replace(recipe, about=about, paper=None, model=model)
     return recipe

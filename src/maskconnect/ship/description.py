@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from maskconnect.errors import CheckpointError, ConfigError
+from maskconnect.errors import CheckpointError, ConfigError, shown
 from maskconnect.training.files import write_atomically
 
 NAME = "maskconnect.json"
@@ -35,7 +35,8 @@ def write_description(folder: Path, content: dict[str, Any], files: list[str]) -
     try:
         text = (json.dumps(whole, indent=1, ensure_ascii=False) + "\n").encode()
     except UnicodeEncodeError as error:
-        raise ConfigError(f"{error.object[error.start :]!r} in the name of a class is no text; give another.") from None
+        found = shown(error.object[error.start :])
+        raise ConfigError(f"{found} in the name of a class is no text; give another.") from None
     checksum = hashlib.sha256(text).hexdigest()
     write_atomically(folder / NAME, CHECKSUM.sub(f'"checksum": "{checksum}"'.encode(), text))
 
@@ -63,7 +64,7 @@ def read_description(folder: Path) -> dict[str, Any]:
     try:
         _check_content(found)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{place} does not describe a network: {error!r}.") from None
+        raise CheckpointError(f"{place} does not describe a network: {shown(error)}.") from None
     for name, checksum in found["files"].items():
         _check_file(folder / name, checksum)
     return found
