@@ -528,3 +528,14 @@ def test_a_stack_that_has_two_names_comes_back(pruned, tmp_path):
 def test_a_part_of_a_pruned_network_is_not_saved_as_if_it_were_the_whole(tmp_path):
     with pytest.raises(mc.ConfigError, match=r"did not come from mc\.prune as a whole"):
         mc.save(mc.prune(Own(), X).first, tmp_path)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("file", ["maskconnect.json", "model.safetensors"])
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_file_that_never_ends_is_an_error_and_no_hang(file, kind, tmp_path):
+    mc.save(network("resnet", "frozen"), tmp_path)
+    (tmp_path / file).unlink()
+    os.mkfifo(tmp_path / file) if kind == "pipe" else (tmp_path / file).symlink_to("/dev/zero")
+    with pytest.raises(mc.CheckpointError, match=r"cannot be read: it is a pipe, a device or a socket"):
+        mc.load(tmp_path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
 import shutil
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from maskconnect.cli import launch
 from maskconnect.cli.verb import say
 from maskconnect.errors import ConfigError, printable
+from maskconnect.reading import read_json
 
 if TYPE_CHECKING:
     from maskconnect.recipes import Recipe
@@ -181,10 +181,10 @@ def recipe_of(args: argparse.Namespace) -> Recipe:
 def read_wiring(path: Path) -> Any:
     """A wiring as plain data."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except OSError as error:
         raise ConfigError(f"--wiring {path} cannot be read: {error.strerror}.") from None
-    except (ValueError, RecursionError):
+    except ValueError:
         raise ConfigError(f"--wiring {path} is no JSON; needed is the wiring.json of a run.") from None
     if not isinstance(found, list):
         raise ConfigError(f"--wiring {path} holds no list; needed is the wiring.json of a run.")

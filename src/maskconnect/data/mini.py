@@ -20,6 +20,7 @@ from maskconnect.data.folder import Progress, class_names, files_of, image_names
 from maskconnect.data.sets import Splits
 from maskconnect.errors import ConfigError, DataError, cut, integer, need, shown
 from maskconnect.limits import within
+from maskconnect.reading import read_json
 
 PARTS = ("train", "val", "test")
 INSIDE = re.compile(r"(train|test)/[^/\\]+/[^\\]+")
@@ -232,7 +233,7 @@ def _copy(source: Path, target: Path, size: int) -> None:
 def _read_manifest(path: Path) -> Manifest:
     """A plan from a file, whose names stay inside of the folders that they are for."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except (OSError, ValueError) as error:
         raise DataError(f"{path} is not a readable manifest ({error}); pass the manifest.json of a set.") from None
     names = [field.name for field in fields(Manifest)]

@@ -8,7 +8,6 @@ file, variant, command line. In a later layer `phase.learn.epochs = 2` changes o
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Iterable
 from datetime import date, time
 from functools import cache
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from maskconnect.errors import LONGEST, ConfigError, cut, shown, unknown_name
+from maskconnect.reading import DEEPEST, parse_toml, read_text
 from maskconnect.recipes.fields import read
 from maskconnect.recipes.schema import Recipe
 
@@ -57,7 +57,7 @@ def set_field(table: Table, setting: str) -> None:
     """Lay one `path.to.field=value` over a recipe; a phase is found by its name, as in `phase.learn.epochs=2`."""
     path, equals, text = setting.partition("=")
     keys = [key.strip() for key in path.split(".")]
-    if not equals or not all(keys):
+    if not equals or not all(keys) or len(keys) > DEEPEST:
         raise ConfigError(f"--set {cut(setting)}: needed is FIELD=VALUE, such as model.fan_in=4.")
     change = _parsed(text.strip())
     for key in reversed(keys):
@@ -178,17 +178,17 @@ def _over(what: str, below: Table, above: Table) -> Table:
 
 def _parse(path: Path) -> Table:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        return parse_toml(read_text(path, encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}; name a recipe or a file that is there.") from None
-    except (ValueError, RecursionError) as error:  # no UTF-8, no TOML, a number of 5,000 digits, 5,000 brackets
+    except ValueError as error:  # no UTF-8, no TOML, a number of 5,000 digits, 5,000 brackets
         raise ConfigError(f"{path} is no TOML: {error}") from None
 
 
 def _parsed(text: str) -> Any:
     """A value as TOML writes it; a text needs no quotation marks."""
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):
+        value = parse_toml(f"value = {text}")["value"]
+    except ValueError:
         return text
     return text if isinstance(value, date | time) else value  # no field is a date, but a run may be called like one
