@@ -8,6 +8,9 @@ import operator
 from collections.abc import Iterable
 from types import ModuleType
 
+LONGEST = 80
+"""How many characters of a value an error repeats."""
+
 
 class MaskConnectError(Exception):
     """Any mistake that the caller can mend; every error that maskconnect raises on purpose is one."""
@@ -41,12 +44,30 @@ class LostWorkerError(MaskConnectError):
     """A process that loads images was killed; a new start, with fewer of them, goes on from the last checkpoint."""
 
 
+def cut(text: str) -> str:
+    """A text for an error, which repeats no more than the first LONGEST characters of it."""
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}... ({len(text):,} characters)"
+
+
+def shown(found: object) -> str:
+    """A value for an error: as Python writes it, and cut where that is long."""
+    try:
+        return cut(repr(found))
+    except (RecursionError, ValueError):  # nested too deeply, or an integer of more than 4,300 digits
+        return f"a {type(found).__name__} too large to show"
+
+
+def printable(text: str) -> str:
+    """A text that a terminal shows and does not obey: line ends, escape codes and the like become escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def unknown_name(what: str, found: object, known: Iterable[str], *, or_else: str = "") -> ConfigError:
     """The error for a name that is none of `known`, with the nearest of them."""
-    names = list(known)
-    near = difflib.get_close_matches(str(found), names, n=1)
+    names = list(map(cut, known))
+    near = difflib.get_close_matches(found[:LONGEST], names, n=1) if isinstance(found, str) else []
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    return ConfigError(f"{what} is {found!r}; it must be one of {', '.join(names)}{or_else}.{hint}")
+    return ConfigError(f"{what} is {shown(found)}; it must be one of {', '.join(names)}{or_else}.{hint}")
 
 
 def integer(what: str, found: object) -> int:
@@ -56,14 +77,23 @@ def integer(what: str, found: object) -> int:
             raise TypeError
         return operator.index(found)  # type: ignore[arg-type]
     except TypeError:
-        raise ConfigError(f"{what} is {found!r}; it must be an integer.") from None
+        raise ConfigError(f"{what} is {shown(found)}; it must be an integer.") from None
 
 
 def number(what: str, found: object) -> float:
     """`found` as a finite or infinite number (of torch and numpy too, but no bool and no string), or the error."""
     if isinstance(found, bool | str) or not hasattr(found, "__float__"):
-        raise ConfigError(f"{what} is {found!r}; it must be a number.")
+        raise ConfigError(f"{what} is {shown(found)}; it must be a number.")
     return float(found)
+
+
+def text(what: str, found: str) -> str:
+    """`found`, if a file can hold it."""
+    try:
+        found.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{what} is {shown(found)}; it must be valid text, which UTF-8 can encode.") from None
+    return found
 
 
 def need(module: str, *, extra: str) -> ModuleType:

@@ -246,3 +246,16 @@ def test_a_mistake_of_ours_is_not_hidden(monkeypatch):
     monkeypatch.setattr(catalog, "load", load)
     with pytest.raises(ZeroDivisionError):
         main(["data", "check", "digits"])
+
+
+def test_names_of_folders_cannot_fake_lines_or_move_the_cursor(capsys, folder):
+    name = "cow\n  checksums: as published\x1b[2J"
+    for part in ("train", "val"):
+        (folder / part / name).mkdir()
+        (folder / part / "cat" / "0.png").rename(folder / part / name / "0.png")
+        (folder / part / "cat" / "0\n.png").write_bytes(b"no image")
+    code, printed, errors = run(capsys, "data", "check", "folder", folder)
+    assert code == 2
+    assert "\x1b" not in printed + errors
+    assert "as published" not in [line.split(": ")[-1] for line in printed.splitlines()]
+    assert "  unreadable: train/cat/0\\n.png" in printed.splitlines()

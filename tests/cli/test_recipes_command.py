@@ -176,3 +176,11 @@ def test_help_has_an_example_that_runs(capsys, verb, monkeypatch, mine):
 def test_the_command_line_loads_no_recipe_before_one_is_asked_for():
     code = "import sys; from maskconnect.cli import recipes; assert 'maskconnect.recipes' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_recipe_cannot_fake_lines_or_move_the_cursor(type_in, tmp_path):
+    text = 'base = "quick/digits"\n[variant."x\\n\\u001b[2Jok  safe"]\nabout = "a\\u009b\\nb"\n'
+    (tmp_path / "hostile.toml").write_text(text)
+    code, said, errors = type_in("recipes", "check", "hostile.toml")
+    assert (code, errors, len(said.splitlines())) == (0, "", 1)
+    assert said.startswith("ok  hostile.toml:x\\n\\x1b[2Jok  safe: ")

@@ -250,3 +250,13 @@ def test_names_of_classes_that_are_none_are_an_error(tmp_path, names, said):
     (folder / "meta").write_bytes(pickle.dumps({b"fine_label_names": names}, protocol=2))
     with pytest.raises(mc.DataError, match=said):
         load("cifar100", tmp_path, verified=False)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_a_file_of_the_set_that_is_none_is_an_error_and_no_hang(tmp_path, kind):
+    place = write_python10(tmp_path / "cifar-10-batches-py") / "data_batch_1"
+    place.unlink()
+    {"pipe": lambda: os.mkfifo(place), "device": lambda: place.symlink_to("/dev/zero"), "folder": place.mkdir}[kind]()
+    with pytest.raises(mc.DataError, match="data_batch_1 of the set cannot be read"):
+        load("cifar10", tmp_path, verified=False)

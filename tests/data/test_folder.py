@@ -255,3 +255,17 @@ def test_a_class_of_damaged_files_only_is_an_error_that_names_it(tree):
 
 def test_a_set_of_no_files_has_none_that_are_unreadable(tmp_path):
     assert unreadable(Files(tmp_path, (), torch.zeros(0, dtype=torch.int64), ())) == []
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_pipe_or_a_device_among_images_is_unreadable_and_no_hang(tree, kind, type_in):
+    for part in ("train", "val"):
+        place = next(path for path in (tree / part).iterdir() if path.is_dir()) / "endless.png"
+        os.mkfifo(place) if kind == "pipe" else place.symlink_to("/dev/zero")
+    code, said, errors = type_in("data", "check", "folder", tree)
+    assert code == 2
+    assert said.count("unreadable: ") == 2
+    assert "2 of the" in errors.splitlines()[-1]
+    with pytest.raises(DataError, match=r"endless\.png cannot be read"):
+        decode(place)

@@ -314,3 +314,10 @@ def test_a_manifest_whose_image_is_gone_is_an_error_that_names_it(imagenet, tmp_
 def test_the_numbers_of_the_paper_are_the_defaults():
     defaults = build_mini.__kwdefaults__
     assert [defaults[name] for name in ("classes", "per_class", "train_per_class", "size")] == [100, 600, 500, 84]
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"files":' * 400 + "1" + "}" * 400, '{"seed": 1e999}'])
+def test_a_manifest_that_is_nested_deeply_or_not_finite_is_an_error(text, tmp_path):
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(DataError, match="is not a readable manifest"):
+        build_mini(tmp_path, tmp_path / "out", manifest=tmp_path / "manifest.json")

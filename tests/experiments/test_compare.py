@@ -95,6 +95,13 @@ def test_some_seeds_alone_are_compared(folder, type_in):
     assert "--seeds is 'one'" in errors
 
 
+@pytest.mark.parametrize("see", ["0", "-1", "1e-300", "nan", "inf"])
+def test_a_difference_that_nobody_can_see_is_one_sentence(folder, type_in, see):
+    code, _, errors = type_in("compare", folder / "prev", folder / "learned", f"--see={see}")
+    assert code == 2
+    assert errors == f"error: --see is {float(see)}; it must be a difference of 1e-06 or more, such as 0.5.\n"
+
+
 def test_rows_have_the_names_they_are_given(folder, type_in):
     words = ("compare", folder / "prev", folder / "learned", "--names")
     assert [line.split()[0] for line in type_in(*words, "chain", "ours")[1].splitlines()[1:3]] == ["chain", "ours"]

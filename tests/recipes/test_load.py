@@ -1,13 +1,15 @@
 """Where recipes come from, how their layers lie over each other, and what is refused."""
 
 import itertools
+import os
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import maskconnect as mc
-from maskconnect.recipes import load, names
+from maskconnect.recipes import load, names, write
 from maskconnect.recipes.load import in_file, merged, set_field
 from maskconnect.recipes.schema import Paper
 
@@ -392,3 +394,39 @@ def test_what_may_be_none_can_be_set_to_none():
     assert load(name, ["training.norm_group=none"]).training.norm_group is None
     with pytest.raises(mc.ConfigError, match=r"training.batch_size is 'none'; it must be an integer"):
         load(name, ["training.batch_size=none"])
+
+
+def test_text_that_a_terminal_would_obey_is_written_as_escapes():
+    written = write(load("quick/digits", ['about="a\\u009b31m \\u202e \\U000e0001"']))
+    assert all(character.isprintable() for character in written.replace("\n", ""))
+    assert tomllib.loads(written)["about"].startswith("a\x9b31m \u202e \U000e0001")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("a = " + "[" * 5000, "a = " + "[" * 200 + "]" * 200, ".".join("a" * 50_000) + " = 1"),
+        *("[" + ".".join("a" * 50_000) + "]", "model." + ".".join("a" * 150) + " = 1", "model = " + "{a=" * 150),
+    ],
+    ids=lambda text: text[:12],
+)
+def test_a_recipe_that_is_nested_deeply_is_one_sentence_and_no_hang(file, text):
+    assert "is no TOML: " in refused(file(text))
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("setting", [".".join("a" * 5000), f"model.connectivity={'[' * 200}{']' * 200}"])
+def test_a_setting_that_is_nested_deeply_is_one_sentence(setting):
+    assert len(refused("quick/digits", f"model.connectivity.{setting}=1")) < 400
+    assert len(refused("quick/digits", setting)) < 400
+
+
+@pytest.mark.parametrize("field", ["name", "about", "init_from", "phase.learn.name", "data.name", "model.connectivity"])
+def test_a_setting_that_is_no_text_is_one_sentence(field):
+    assert "\\udcff" in refused("quick/digits", f"{field}=a\udcff")
+
+
+def test_a_recipe_that_is_a_pipe_is_an_error_and_no_hang(tmp_path):
+    os.mkfifo(tmp_path / "pipe.toml")
+    assert "cannot be read: it is a pipe" in refused(str(tmp_path / "pipe.toml"))

@@ -136,3 +136,45 @@ def test_draws_without_learning_need_draws(setting):
         load(RESNET, ["learning.gradient=none", setting])
     with pytest.raises(mc.ConfigError, match="it cannot blend them"):
         load("quick/cifar100-strong", ["learning.gradient=none"])
+
+
+NEXT = ("model.architecture=resnext", "model.depth=29", "model.width=4", "model.cardinality=8")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("field", ["depth", "cardinality", "width", "fan_in"])
+@pytest.mark.parametrize("number", [10**19, 2**64, 10**4000], ids=["10**19", "2**64", "10**4000"])
+def test_a_network_of_any_size_is_refused_at_once(field, number):
+    with pytest.raises(mc.ConfigError, match=rf"model\.{field} is 1.*; "):
+        load("quick/digits", [*NEXT, f"model.{field}={number}"])
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ([*NEXT, "model.cardinality=5000"], "model.cardinality is 5000; that is beyond 4,096, and surely not meant."),
+        ([*NEXT, "model.cardinality=900"], "model.depth 29 makes 8,100 modules"),
+        (["model.depth=4004"], "could learn 2,001,000 connections; the limits are 4,096 and 2,000,000."),
+    ],
+)
+def test_sizes_that_are_too_large_together_are_refused_at_once(settings, said):
+    with pytest.raises(mc.ConfigError) as error:
+        load("quick/digits", settings)
+    assert said in str(error.value)
+
+
+COUNTS = ("training.batch_size", "training.reestimate", "training.norm_group", "data.validation", "data.shrink")
+SIDES = (
+    "augmentation.size",
+    "augmentation.pad",
+    "augmentation.test_shorter",
+    "phase.learn.epochs",
+    "data.train_images",
+)
+
+
+@pytest.mark.parametrize("field", [*COUNTS, *SIDES])
+def test_every_count_has_an_upper_limit(field):
+    with pytest.raises(mc.ConfigError, match="and surely not meant"):
+        load("quick/digits", [f"{field}={10**19}"])

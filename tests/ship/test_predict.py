@@ -240,3 +240,19 @@ def test_help_has_examples(type_in):
     code, said, _ = type_in("predict", "--help")
     assert code == 0
     assert "maskconnect predict saved *.jpg --top 1 --json" in said
+
+
+def test_names_of_classes_cannot_fake_rows_or_move_the_cursor(type_in, learned, pictures, tmp_path):
+    names = ["cat\n  dog   99.99 %", "\x1b[2J\x1b[Hgone", "\x9b31mred", "\u202eolleh", *"456789"]
+    found = from_run(learned)
+    saved.save(found.network, tmp_path / "hostile", classes=names, preprocessing=found.preprocessing)
+    picture = tmp_path / "a\nb.png"
+    shutil.copy(pictures[0], picture)
+    code, said, _ = type_in("predict", tmp_path / "hostile", picture, "--top", "10", "--device", "cpu")
+    assert code == 0
+    assert len(said.splitlines()) == 11
+    assert all(character.isprintable() for character in said.replace("\n", ""))
+    assert "cat\\n  dog   99.99 %" in said
+    code, said, errors = type_in("predict", tmp_path / "hostile", tmp_path / "gone\n\x1b[2J.png", "--device", "cpu")
+    assert (code, len(errors.splitlines())) == (2, 1)
+    assert "\x1b" not in errors

@@ -6,6 +6,8 @@ import json
 import os
 import pickle
 import stat
+import sys
+import time
 from functools import partial
 
 import pytest
@@ -408,6 +410,47 @@ def test_a_description_that_says_nonsense_is_one_sentence(name, tmp_path):
     assert "\n" not in str(error.value)
 
 
+HUGE = {
+    "deep": {"depth": 20_000},
+    "deep, and of the right form": {"depth": 19_994},
+    "deep, but within the limit": {"depth": 3_998},
+    "as deep as may be": {"depth": 2_000},
+    "wide": {"width": 2**40},
+    "of many branches": {"cardinality": 5_000},
+    "of more branches than there are numbers": {"cardinality": 2**64},
+    "of many channels": {"in_channels": 10**12},
+}
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", HUGE)
+def test_a_description_of_a_huge_network_is_refused_before_anything_is_built(name, tmp_path):
+    family = "resnext" if HUGE[name].keys() & {"width", "cardinality"} else "resnet"
+    mc.save(network(family, "frozen"), tmp_path)
+    rewritten(tmp_path, lambda c: c["architecture"].update(HUGE[name]))
+    start = time.monotonic()
+    with pytest.raises(mc.MaskConnectError) as error:
+        mc.load(tmp_path)
+    assert time.monotonic() - start < 1
+    assert "\n" not in str(error.value)
+
+
+SIDES = [{"raw": [10**9, 10**9]}, {"size": 10**9, "raw": [10**9, 10**9]}, {"shrink": 10**30}, {"raw": [8, 10**5000]}]
+
+
+@pytest.mark.parametrize("sides", SIDES, ids=lambda sides: str(list(sides)))
+def test_a_description_of_huge_pictures_is_refused(sides, tmp_path):
+    sample = Preprocessing(channels=3, raw=(8, 8), size=8, mean=torch.zeros(3, 1, 1))
+    mc.save(network("resnet", "frozen"), tmp_path, preprocessing=sample)
+    sys.set_int_max_str_digits(0)
+    try:
+        rewritten(tmp_path, lambda c: c["preprocessing"].update(sides))
+    finally:
+        sys.set_int_max_str_digits(4300)
+    with pytest.raises(mc.CheckpointError):
+        mc.load(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["b, a=__import__('os').mkdir('owned'), *c", "class", "", 0, True, 1.5])
 def test_a_description_cannot_run_code(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -548,3 +591,14 @@ def test_a_network_that_version_0_1_saved_is_loaded(tmp_path):
     mc.save(model, tmp_path / "saved")
     again = mc.load(tmp_path / "saved")
     assert mc.wiring_of(again) == mc.wiring_of(model)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("file", ["maskconnect.json", "model.safetensors"])
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_file_that_never_ends_is_an_error_and_no_hang(file, kind, tmp_path):
+    mc.save(network("resnet", "frozen"), tmp_path)
+    (tmp_path / file).unlink()
+    os.mkfifo(tmp_path / file) if kind == "pipe" else (tmp_path / file).symlink_to("/dev/zero")
+    with pytest.raises(mc.CheckpointError, match=r"cannot be read: it is a pipe, a device or a socket"):
+        mc.load(tmp_path)

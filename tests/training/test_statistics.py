@@ -1,6 +1,8 @@
 """Means, deviations and intervals."""
 
+import math
 import random
+import time
 
 import pytest
 from scipy import stats
@@ -59,3 +61,25 @@ def test_with_so_many_pairs_a_paired_t_test_has_a_power_of_four_in_five(deviatio
 def test_nobody_knows_how_many_pairs_one_pair_asks_for():
     assert paired_difference([1.0], [0.0]).pairs_to_see(0.5) is None
     assert paired_difference([1.0, 2.0, 2.5], [0.0, 0.5, 2.0]).pairs_to_see(0.5) == pairs_needed(0.5, 0.5)
+
+
+@pytest.mark.parametrize("freedom", [1000, 1001, 5000, 10**6, 10**12])
+@pytest.mark.parametrize("probability", [0.8, 0.975])
+def test_quantiles_of_many_degrees_of_freedom_are_students_too(freedom, probability):
+    assert student_quantile(probability, freedom) == pytest.approx(stats.t.ppf(probability, freedom), rel=1e-12)
+
+
+def test_a_tiny_difference_is_answered_at_once():
+    start = time.monotonic()
+    n = pairs_needed(1.0, 0.0005)
+    assert time.monotonic() - start < 5
+    assert n == pytest.approx(((stats.norm.ppf(0.975) + stats.norm.ppf(0.8)) / 0.0005) ** 2, rel=1e-6)
+
+
+def test_so_many_pairs_show_the_difference_and_one_pair_less_does_not():
+    def visible(n):
+        return (stats.t.ppf(0.975, n - 1) + stats.t.ppf(0.8, n - 1)) / math.sqrt(n)
+
+    for difference in (2.0, 0.5, 0.1, 0.08, 0.05, 0.02):
+        n = pairs_needed(1.0, difference)
+        assert visible(n) <= difference < visible(n - 1)

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from maskconnect.experiments.compare import Side
 
 SETS = ("test", "validation")
+SMALLEST = 1e-6
+"""The smallest difference, in points, that `--see` takes; below it the number of pairs would leave all bounds."""
+
 EXAMPLE = """compare runs/quick-digits-prev-seed* runs/quick-digits-seed*
   maskconnect compare runs/digits-prev runs/digits-sweep        folders of runs; the first recipe is the baseline
   maskconnect compare kept/*.json --on validation --see 0.5     results that `sweep --keep` has kept
@@ -63,8 +66,8 @@ def run(args: argparse.Namespace) -> None:
 
     if args.on not in SETS:
         raise unknown_name("--on", args.on, SETS)
-    if args.see is not None and not 0 < args.see < math.inf:
-        raise ConfigError(f"--see is {args.see}; it must be a difference above 0, such as 0.5.")
+    if args.see is not None and not SMALLEST <= args.see < math.inf:
+        raise ConfigError(f"--see is {args.see}; it must be a difference of {SMALLEST} or more, such as 0.5.")
     several = len(args.baseline) > 1
     if several and (args.json or args.figure is not None or args.see is not None):
         raise ConfigError("--json, --figure and --see go with one --baseline.")

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maskconnect.cli.table import show_table
-from maskconnect.cli.verb import add_verb
-from maskconnect.errors import ConfigError, DataError
+from maskconnect.cli.verb import add_verb, say
+from maskconnect.errors import ConfigError, DataError, printable
 
 if TYPE_CHECKING:
     from maskconnect.data.sets import Images
@@ -110,7 +110,7 @@ def fetch_set(args: argparse.Namespace) -> None:
     if args.dest is None and args.name in SOURCES:
         raise ConfigError(f"DIR is missing; name the folder to put it into: maskconnect data fetch {args.name} data")
     with _progress(args.name, scale=1e6, unit=" MB") as progress:
-        fetch(args.name, args.dest or Path(), progress=progress, say=print)
+        fetch(args.name, args.dest or Path(), progress=progress, say=say)
 
 
 def build(args: argparse.Namespace) -> None:
@@ -120,7 +120,7 @@ def build(args: argparse.Namespace) -> None:
     with _progress("images") as progress:
         source, dest = args.imagenet.expanduser(), args.dest.expanduser()
         made = build_mini(source, dest, seed=args.seed, manifest=args.manifest, progress=progress)
-    print(f"mini-imagenet is in {made}; what each image was made from is in {made / 'manifest.json'}.")
+    say(f"mini-imagenet is in {made}; what each image was made from is in {made / 'manifest.json'}.")
 
 
 def _summary(images: Images) -> Report:
@@ -156,7 +156,7 @@ def _as_text(report: Report) -> str:
         lines.append(f"  {'image:':<11}{' x '.join(map(str, report['train']['shape']))}")
     lines.append(f"  {'checksums:':<11}{report['checksums']}")
     lines += [f"  unreadable: {name}" for name in report["unreadable"]]
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))  # names of classes are names of folders
 
 
 @contextlib.contextmanager

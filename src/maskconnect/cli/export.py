@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maskconnect.cli.verb import add_verb
-from maskconnect.errors import ConfigError
+from maskconnect.errors import ConfigError, shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,7 +71,7 @@ def _example(saved: Saved, given: str | None) -> Tensor:
     if given is not None:
         sides = given.split("x")
         if len(sides) != 3 or not all(side.isascii() and side.isdigit() and int(side) for side in sides):
-            raise ConfigError(f"--input is {given!r}; it must be channels, height and width, such as 3x32x32.")
+            raise ConfigError(f"--input is {shown(given)}; it must be channels, height and width, such as 3x32x32.")
         return torch.zeros(2, *map(int, sides))
     if saved.preprocessing is None:
         raise ConfigError("the folder does not say what images its network reads; add their shape: --input 3x32x32")

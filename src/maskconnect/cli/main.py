@@ -42,9 +42,13 @@ from maskconnect.errors import (
     LostWorkerError,
     MaskConnectError,
     ToldElsewhereError,
+    printable,
     unknown_name,
 )
 from maskconnect.training.stop import PARENT, came_early
+
+LONGEST_LINE = 4000
+"""How many characters of an error or a warning are printed; several paths fit into them."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -238,5 +242,5 @@ def _fail(code: int, line: str) -> int:
 def _say(line: str) -> None:
     """A line on standard error, in one piece; with the rank, of processes that torchrun has started."""
     who = "" if train.is_first() else f"rank {os.environ['RANK']}: "
-    sys.stderr.write(f"{who}{line}\n")
+    sys.stderr.write(f"{who}{printable(line[:LONGEST_LINE])}\n")
     sys.stderr.flush()

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from maskconnect.cli.verb import add_verb
+from maskconnect.cli.verb import add_verb, say
+from maskconnect.errors import printable
 
 if TYPE_CHECKING:
     from maskconnect.ship.predict import Prediction
@@ -36,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         if found.problem is not None:
             bad += 1
             sys.stdout.flush()  # so that lines come in order where both go to the same place
-            print(f"error: {found.problem}", file=sys.stderr, flush=True)
+            say(f"error: {found.problem}", file=sys.stderr)
         if args.json:
             print(json.dumps(_plain(found)))
         elif found.problem is None:
@@ -52,8 +53,8 @@ def _plain(found: Prediction) -> dict[str, Any]:
 
 
 def _show(found: Prediction) -> None:
-    names = [f"class {each.number}" if each.name is None else each.name for each in found.likely]
+    names = [f"class {each.number}" if each.name is None else printable(each.name) for each in found.likely]
     width = max(map(len, names))
-    print(found.path)
+    say(str(found.path))
     for name, each in zip(names, found.likely, strict=True):
         print(f"  {name:<{width}}  {100 * each.probability:6.2f} %")

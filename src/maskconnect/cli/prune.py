@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maskconnect.cli.verb import add_verb, check_writable
-from maskconnect.errors import ConfigError
+from maskconnect.errors import ConfigError, shown
 
 if TYPE_CHECKING:
     from torch import nn
@@ -124,7 +124,7 @@ def _check_place(out: Path, *, overwrite: bool) -> None:
 def _batches(text: str) -> tuple[int, ...]:
     words = text.replace(",", " ").split()
     if not all(word.isascii() and word.isdigit() for word in words):
-        raise ConfigError(f"--batches is {text!r}; it must be numbers, such as 1,64.")
+        raise ConfigError(f"--batches is {shown(text)}; it must be numbers, such as 1,64.")
     return tuple(map(int, words))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maskconnect.cli.table import show_table
-from maskconnect.cli.verb import add_verb
+from maskconnect.cli.verb import add_verb, say
 
 if TYPE_CHECKING:
     from maskconnect.recipes import Recipe
@@ -78,7 +78,7 @@ def check(args: argparse.Namespace) -> None:
 
     for file in args.files:
         for name in in_file(Path(file)) if file.endswith(".toml") else [file]:
-            print(f"ok  {name}: {_in_words(load(name))}")
+            say(f"ok  {name}: {_in_words(load(name))}")
 
 
 def _summary(recipe: Recipe) -> dict[str, Any]:

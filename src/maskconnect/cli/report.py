@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from maskconnect.cli.verb import add_verb, check_writable
+from maskconnect.cli.verb import add_verb, check_writable, say
 
 EXAMPLE = """report runs/quick-digits-seed0
   maskconnect report runs/demo --out report           every run in a folder, side by side
@@ -46,10 +46,10 @@ def run(args: argparse.Namespace) -> None:
     else:
         figures = write_figures(read, out, _say)
     size = f"{page.stat().st_size / 1e6:.2f} MB"
-    print(f"{page}  ({len(read)} run{'s' * (len(read) > 1)}, {size})")
+    say(f"{page}  ({len(read)} run{'s' * (len(read) > 1)}, {size})")
     if figures:
-        print(f"{out / 'figures'}  ({len(figures)} files)")
+        say(f"{out / 'figures'}  ({len(figures)} files)")
 
 
 def _say(what: str) -> None:
-    print(what, file=sys.stderr, flush=True)
+    say(what, file=sys.stderr)

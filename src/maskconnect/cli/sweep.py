@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from maskconnect.cli.launch import check as check_processes
 from maskconnect.cli.train import add_options, option_words, options_of, program
-from maskconnect.cli.verb import add_verb
+from maskconnect.cli.verb import add_verb, say
 from maskconnect.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"  {program()} report {shlex.quote(str(out))} --out report")
     failed = [outcome for outcome in outcomes if outcome.summary is None]
     for outcome in failed:
-        print(f"FAILED {outcome.cell.name}: {outcome.why}")
+        say(f"FAILED {outcome.cell.name}: {outcome.why}")
     return 1 if failed else 0
 
 

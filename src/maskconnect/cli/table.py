@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from maskconnect.cli.verb import say
+from maskconnect.errors import printable
+
 if TYPE_CHECKING:
     from maskconnect.recipes import Recipe
 
@@ -34,7 +37,8 @@ def show_summary(summary: dict[str, Any], recipe: Recipe, out: Path) -> None:
         rows.append(("batches left out", f"{summary['skipped']:,}"))
     print()
     show_table(("", ""), rows)
-    print(f"\nrun folder: {out}")
+    print()
+    say(f"run folder: {out}")
 
 
 def pruned_text(parameters: dict[str, int]) -> str:
@@ -50,9 +54,9 @@ def show_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Seq
 
     table = Table(box=None, pad_edge=False, show_header=any(head), padding=(0, 2, 0, 0))
     for number, title in enumerate(head):
-        table.add_column(title, justify="right" if number in right else "left", no_wrap=number == 0)
+        table.add_column(printable(title), justify="right" if number in right else "left", no_wrap=number == 0)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(printable, row))
     console = Console(width=None if sys.stdout.isatty() else 200, markup=False, highlight=False)
     with console.capture() as shown:
         console.print(table)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
 import shutil
@@ -13,7 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maskconnect.cli import launch
-from maskconnect.errors import ConfigError
+from maskconnect.cli.verb import say
+from maskconnect.errors import ConfigError, printable
+from maskconnect.reading import read_json
 
 if TYPE_CHECKING:
     from maskconnect.recipes import Recipe
@@ -118,14 +119,14 @@ def train_and_show(recipe: Recipe, out: Path, how: Options) -> tuple[dict[str, A
     if folder.holds_other(recipe):
         pass  # which the error will say
     elif folder.finished:
-        print(f"{name}: this run has ended before; it is in {out}")
+        say(f"{name}: this run has ended before; it is in {out}")
     else:
-        print(f"{name}, in {out}", flush=True)
+        say(f"{name}, in {out}")
     try:
         return train(recipe, out, how, usual()), 0
     except Stopped as stopped:
         launch.stopped_together = True
-        print(f"stopped by {stopped}; all is saved. To go on: {go_on(out, how)}", flush=True)
+        say(f"stopped by {stopped}; all is saved. To go on: {go_on(out, how)}")
         return None, stopped.exit_code
 
 
@@ -174,7 +175,7 @@ def recipe_of(args: argparse.Namespace) -> Recipe:
     if args.init_from is not None:
         recipe = replace(recipe, init_from=str(args.init_from))
     if args.wiring is not None:
-        about = f"{recipe.about}; changed: the wiring of {args.wiring}"
+        about = f"{recipe.about}; changed: the wiring of {printable(str(args.wiring))}"
         model = replace(recipe.model, connectivity=read_wiring(args.wiring))
         recipe = replace(recipe, about=about, paper=None, model=model)
     return recipe
@@ -183,10 +184,10 @@ def recipe_of(args: argparse.Namespace) -> Recipe:
 def read_wiring(path: Path) -> Any:
     """A wiring as plain data."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except OSError as error:
         raise ConfigError(f"--wiring {path} cannot be read: {error.strerror}.") from None
-    except (ValueError, RecursionError):
+    except ValueError:
         raise ConfigError(f"--wiring {path} is no JSON; needed is the wiring.json of a run.") from None
     if not isinstance(found, list):
         raise ConfigError(f"--wiring {path} holds no list; needed is the wiring.json of a run.")

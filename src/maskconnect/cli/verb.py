@@ -6,9 +6,9 @@ import argparse
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from maskconnect.errors import ConfigError
+from maskconnect.errors import ConfigError, printable
 
 
 def add_verb(
@@ -24,6 +24,11 @@ def add_verb(
     assert isinstance(verb, argparse.ArgumentParser)
     verb.set_defaults(run=run)
     return verb
+
+
+def say(text: str, file: TextIO | None = None) -> None:
+    """Print a line that may have names from files in it; what a terminal would obey becomes escapes."""
+    print(printable(text), file=file, flush=True)
 
 
 def check_writable(out: Path) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from maskconnect.core.residual import is_pair
 from maskconnect.core.wiring import Layout, Sources, random_wiring
-from maskconnect.errors import ConfigError, ConnectivityError, integer, unknown_name
+from maskconnect.errors import ConfigError, ConnectivityError, integer, shown, unknown_name
 
 CONNECTIVITIES = ("learned", "prev", "full", "random")
 TOO_MUCH = 1e4
@@ -25,9 +25,9 @@ def check_options(aggregation: Any, align: Any, use_all: Any, seed: Any) -> None
     if not callable(aggregation) and not (isinstance(aggregation, str) and aggregation in AGGREGATIONS):
         raise unknown_name("aggregation", aggregation, AGGREGATIONS, or_else=", or a callable")
     if align is not None and not callable(align):
-        raise ConfigError(f"align is {align!r}; it must be a callable fn(source, shape).")
+        raise ConfigError(f"align is {shown(align)}; it must be a callable fn(source, shape).")
     if not isinstance(use_all, bool):
-        raise ConfigError(f"use_all is {use_all!r}; it must be True or False.")
+        raise ConfigError(f"use_all is {shown(use_all)}; it must be True or False.")
     if not 0 <= integer("seed", seed) < 2**63:
         raise ConfigError(f"seed is {seed}; it must be at least 0 and below 2**63.")
 
@@ -37,7 +37,7 @@ def decay_of(mask_init: Any) -> float:
     if isinstance(mask_init, str) and mask_init == "uniform":
         return 1.0
     if not isinstance(mask_init, Real) or isinstance(mask_init, bool) or not 0 < float(mask_init) <= 1:
-        raise ConfigError(f"mask_init is {mask_init!r}; it must be 'uniform', or a number above 0 and up to 1.")
+        raise ConfigError(f"mask_init is {shown(mask_init)}; it must be 'uniform', or a number above 0 and up to 1.")
     return float(mask_init)
 
 
@@ -114,7 +114,7 @@ def fixed_sources(
     elif connectivity not in CONNECTIVITIES:
         raise unknown_name("connectivity", connectivity, CONNECTIVITIES, or_else=", or a wiring")
     elif fan_in is None:
-        raise ConfigError(f"connectivity {connectivity!r} needs fan_in: how many sources a target reads.")
+        raise ConfigError(f"connectivity {shown(connectivity)} needs fan_in: how many sources a target reads.")
     elif connectivity == "random" or not layout.targets:
         fixed = random_wiring(layout, candidates, fan_in, seed, use_all=use_all)
     else:

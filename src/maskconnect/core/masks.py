@@ -22,6 +22,7 @@ from maskconnect.core.learning import Draw, Learning, from_plain, largest, norma
 from maskconnect.core.residual import version_of
 from maskconnect.core.wiring import Layout, Sources, cover, random_wiring, reaching_output
 from maskconnect.errors import CheckpointError, ConfigError, ConnectivityError
+from maskconnect.reading import parse_json
 
 
 @dataclass(frozen=True, eq=False)
@@ -303,7 +304,7 @@ class ConnectivityMasks(nn.Module):
         try:
             self.generator.set_state(state[:size].cpu())
             text = bytes(state[size:].tolist()).decode()
-            how = from_plain(json.loads(text)) if text else self.how  # version 0.1 saved the generator only
+            how = from_plain(parse_json(text)) if text else self.how  # version 0.1 saved the generator only
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError, ConfigError) as error:
             raise CheckpointError(f"the saved state of the masks is damaged: {error}") from None
         if not self.attached:

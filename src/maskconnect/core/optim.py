@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from maskconnect.core.learning import Draw, Learning, check_credit
 from maskconnect.core.lookup import masks_of, some_stacks_of
 from maskconnect.core.masks import ConnectivityMasks
-from maskconnect.errors import ConfigError, number
+from maskconnect.errors import ConfigError, number, shown
 
 _updates: WeakKeyDictionary[ConnectivityMasks, ReferenceType[MaskUpdate]] = WeakKeyDictionary()
 """What `attach` has set up for each of the masks; the optimizer keeps it alive."""
@@ -28,7 +28,7 @@ def param_groups(model: nn.Module, lr: float, mask_lr: float, weight_decay: floa
     """
     for name, value in {"lr": lr, "mask_lr": mask_lr, "weight_decay": weight_decay}.items():
         if not 0 <= number(name, value) < math.inf:
-            raise ConfigError(f"{name} is {value!r}; it must be a number of 0 or more.")
+            raise ConfigError(f"{name} is {shown(value)}; it must be a number of 0 or more.")
     masks = masks_of(model)
     real = {id(m.real) for m in masks}
     weights = [p for p in model.parameters() if p.requires_grad and id(p) not in real]
@@ -57,7 +57,7 @@ def attach(optimizer: Optimizer, model: nn.Module, how: Learning | None = None) 
     """
     how = Draw() if how is None else how
     if not isinstance(how, Learning):
-        raise ConfigError(f"how is {how!r}; it must be mc.Draw() or mc.Blend(steps=N).")
+        raise ConfigError(f"how is {shown(how)}; it must be mc.Draw() or mc.Blend(steps=N).")
     if not isinstance(optimizer, Optimizer):
         raise ConfigError(f"optimizer is a {type(optimizer).__name__}; call mc.attach(optimizer, model).")
     stacks = [stack for stack in some_stacks_of(model).values() if not stack.masks.is_frozen]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from maskconnect.errors import ConnectivityError, integer
+from maskconnect.errors import ConnectivityError, integer, shown
 
 Sources = tuple[tuple[int, ...], ...]
 """For every module, by its flat number, the flat numbers of the modules that feed it, ascending."""
@@ -94,7 +94,7 @@ class Layout:
     def from_plain(self, plain: object, *, what: str) -> Sources:
         """Read a wiring from plain data; `what` is the argument it came in, for the error."""
         allowed = self.candidates()
-        rows = self._rows(plain, what)
+        rows = self.rows(plain, what)
         found: list[tuple[int, ...]] = []
         for module, row in enumerate(rows):
             layer, _ = self.places[module]
@@ -112,7 +112,7 @@ class Layout:
             found.append(tuple(sorted(sources)))
         return tuple(found)
 
-    def _rows(self, plain: object, what: str) -> list[Sequence[object]]:
+    def rows(self, plain: object, what: str) -> list[Sequence[object]]:
         """Plain data as one list of sources a module, with as many as there are modules."""
         if isinstance(plain, dict):
             raise ConnectivityError(
@@ -220,5 +220,5 @@ def reaching_output(sources: Sources, outputs: Sequence[int]) -> tuple[bool, ...
 
 def _sequence(value: object, what: str) -> Sequence[object]:
     if not isinstance(value, Sequence) or isinstance(value, str):
-        raise ConnectivityError(f"{what} holds {value!r} where a list of sources was needed.")
+        raise ConnectivityError(f"{what} holds {shown(value)} where a list of sources was needed.")
     return value

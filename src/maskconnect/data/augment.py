@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from maskconnect.errors import ConfigError, DataError, integer
+from maskconnect.errors import ConfigError, DataError, integer, shown
+from maskconnect.limits import at_most
 
 # The number in column 0 has decided the place of the image in the epoch (`randomness.order`).
 TOP, LEFT, FLIP = 1, 2, 3
@@ -45,19 +46,26 @@ class Augmentation:
 
     def __post_init__(self) -> None:
         if integer("size", self.size) < 1 or integer("pad", self.pad) < 0:
-            raise ConfigError(f"size is {self.size} and pad is {self.pad}; needed are 1 or more and 0 or more.")
+            raise ConfigError(
+                f"size is {shown(self.size)} and pad is {shown(self.pad)}; needed are 1 or more and 0 or more."
+            )
+        for name in ("size", "pad", "test_shorter"):
+            at_most(name, getattr(self, name) or 0)
+        at_most("shorter", max(self.shorter or (0,)))
         if isinstance(self.mean, str) and self.mean != "pixel":
-            raise ConfigError(f"mean is {self.mean!r}; it must be 'pixel', or one number a channel.")
+            raise ConfigError(f"mean is {shown(self.mean)}; it must be 'pixel', or one number a channel.")
         if self.area is not None and not 0 < self.area[0] <= self.area[1] <= 1:
-            raise ConfigError(f"area is {self.area}; needed are two shares, above 0 and up to 1, the smaller first.")
+            raise ConfigError(
+                f"area is {shown(self.area)}; needed are two shares, above 0 and up to 1, the smaller first."
+            )
         if self.shorter is not None and not self.size <= self.shorter[0] <= self.shorter[1]:
             raise ConfigError(
-                f"shorter is {self.shorter}; needed are two lengths from {self.size} on, the smaller first."
+                f"shorter is {shown(self.shorter)}; needed are two lengths from {self.size} on, the smaller first."
             )
         if self.area is not None and self.shorter is not None:
             raise ConfigError("area and shorter are both given; a picture is cut in the one way or in the other.")
         if self.test_shorter is not None and self.test_shorter < self.size:
-            raise ConfigError(f"test_shorter is {self.test_shorter}; it must be {self.size}, the size, or more.")
+            raise ConfigError(f"test_shorter is {shown(self.test_shorter)}; it must be {self.size}, the size, or more.")
         if not (0 <= self.jitter < 1 and 0 <= self.lighting < math.inf):
             raise ConfigError(f"jitter is {self.jitter} and lighting {self.lighting}; needed are 0 to 1 and 0 or more.")
         if self.lighting and [len(part) for part in self.components] != [3, 3, 3]:
@@ -65,7 +73,7 @@ class Augmentation:
                 "lighting needs the three principal components of colours, three numbers each (components)."
             )
         if self.std is not None and not all(0 < number < math.inf for number in self.std):
-            raise ConfigError(f"std is {self.std}; it must be one number above 0 a channel.")
+            raise ConfigError(f"std is {shown(self.std)}; it must be one number above 0 a channel.")
         if self.std is not None and not isinstance(self.mean, str) and len(self.mean) != len(self.std):
             raise ConfigError(f"mean has {len(self.mean)} numbers and std {len(self.std)}; each needs one a channel.")
 

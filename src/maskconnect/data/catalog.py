@@ -9,7 +9,7 @@ from maskconnect.data.folder import read_folder
 from maskconnect.data.mini import read_mini
 from maskconnect.data.sets import Splits, with_validation
 from maskconnect.data.small import read_digits, read_fashion_mnist
-from maskconnect.errors import ConfigError, DataError, unknown_name
+from maskconnect.errors import ConfigError, DataError, shown, unknown_name
 
 ABOUT = {
     "digits": "1,797 digits of 8x8 in 10 classes; comes with scikit-learn",
@@ -48,7 +48,7 @@ def load(
     if name not in NAMES:
         raise unknown_name("the data set", name, NAMES)
     if labels != "fine" and name != "cifar100":
-        raise ConfigError(f"labels is {labels!r}; only cifar100 has other labels than fine ones.")
+        raise ConfigError(f"labels is {shown(labels)}; only cifar100 has other labels than fine ones.")
     if root is None and name not in ("digits", "fashion-mnist"):
         raise ConfigError(f"{name} needs a folder: where its files are.")
     return with_validation(_read(name, root, labels, verified, skip_unreadable), validation, seed)

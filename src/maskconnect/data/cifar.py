@@ -7,8 +7,6 @@ them or its archive (`cifar-10-python.tar.gz` and so on), or the archive itself.
 from __future__ import annotations
 
 import hashlib
-import tarfile
-import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,9 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from maskconnect.data.archive import MOST, opened
 from maskconnect.data.sets import Arrays, Splits
 from maskconnect.data.unpickle import read_plain_pickle
 from maskconnect.errors import DataError, unknown_name
+from maskconnect.reading import read_bytes
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CIFAR10_BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
@@ -99,7 +99,7 @@ def _open(root: Path, name: str, forms: dict[str, str]) -> tuple[str, Read]:
 
 
 def _member_of_folder(folder: Path, file: str) -> bytes:
-    return (folder / file).read_bytes()
+    return read_bytes(folder / file, MOST)
 
 
 def _member_of_archive(members: dict[str, bytes], file: str) -> bytes:
@@ -113,12 +113,12 @@ def _members(path: Path, folder: str) -> dict[str, bytes]:
     wanted = {f"{folder}/{name}": name for name in (*CIFAR10_MD5, *CIFAR10_BIN_MD5, *CIFAR100_MD5)}
     found = {}
     try:
-        with tarfile.open(path) as archive:
-            for member in archive:
+        with opened(path) as (archive, members):
+            for member in members:
                 content = archive.extractfile(member) if member.name in wanted else None
                 if content is not None:
                     found[wanted[member.name]] = content.read()
-    except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
+    except OSError as error:
         raise DataError(f"{path} is damaged or cut short ({type(error).__name__}); get it again.") from None
     return found
 
@@ -129,6 +129,8 @@ def _content(read: Read, name: str, sums: dict[str, str], verified: bool) -> byt
         content = read(name)
     except FileNotFoundError:
         raise DataError(f"{name} is missing from the set; get it again.") from None
+    except OSError as error:
+        raise DataError(f"{name} of the set cannot be read ({error.strerror}); get it again.") from None
     found = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if verified and found != sums[name]:
         raise DataError(

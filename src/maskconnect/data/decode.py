@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maskconnect.errors import ConfigError, DataError, integer, need
+from maskconnect.reading import read_bytes
 
 Pixels = NDArray[np.uint8]  # H x W x 3, red, green and blue
 
@@ -34,7 +35,7 @@ def decode(path: Path, *, remedy: str = REMEDY) -> Pixels:
     # The orientation that a camera notes in EXIF is ignored: training sets are used as stored, also for the
     # accuracies that others report.
     try:
-        data = Path(path).read_bytes()
+        data = read_bytes(Path(path))
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}); put the image there, or remove its name.") from None
     image_HW3 = with_simplejpeg(data)

@@ -19,8 +19,9 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from maskconnect.data.archive import MOST, unpack
 from maskconnect.data.catalog import NAMES, load
-from maskconnect.data.npm import NPM_PACKAGE, UnreachableError, cifar10_from_npm, unpack
+from maskconnect.data.npm import NPM_PACKAGE, UnreachableError, cifar10_from_npm
 from maskconnect.data.small import FASHION_MD5
 from maskconnect.errors import DataError, unknown_name
 
@@ -205,6 +206,8 @@ def _download(address: str, target: Path, md5: str, progress: Progress) -> None:
             file.write(chunk)
             digest.update(chunk)
             done += len(chunk)
+            if done > MOST:
+                raise DataError(f"{address} sends more than {MOST:,} bytes, which this set has not; fetch it again.")
             progress(done, total)
     if digest.hexdigest() != md5:
         raise DataError(

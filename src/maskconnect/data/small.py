@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import math
 import zlib
 from pathlib import Path
@@ -11,8 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from maskconnect.data.archive import unzipped
 from maskconnect.data.sets import Arrays, Splits, with_validation
 from maskconnect.errors import DataError, need
+from maskconnect.reading import read_bytes
+
+MOST = 64 << 20
+"""How many bytes a file may unpack to; the largest has 47,040,016."""
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 """Where Debian's package dataset-fashion-mnist puts its files."""
@@ -70,7 +74,7 @@ def _idx(root: Path, name: str, axes: int) -> Any:
     if path is None:
         raise DataError(f"{name} is not in {root}, plain or .gz; get the set again.")
     try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        content = unzipped(path, MOST) if path.suffix == ".gz" else read_bytes(path, MOST)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} is damaged or cut short ({type(error).__name__}); get it again.") from None
     if content[:4] != bytes([0, 0, 8, axes]):

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from maskconnect.errors import DataError
+from maskconnect.errors import DataError, shown
 
 KINDS = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8")
 
@@ -26,7 +26,7 @@ class _Kind:
 
     def __init__(self, word: str) -> None:
         if word not in KINDS:
-            raise DataError(f"it holds an array of {word!r}, which is not of numbers")
+            raise DataError(f"it holds an array of {shown(word)}, which is not of numbers")
         self.word, self.order, self.size = word, "|", int(word[1:])
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:

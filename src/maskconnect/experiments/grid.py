@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from maskconnect.core.checks import warn_of_fan_in
-from maskconnect.errors import ConfigError
+from maskconnect.errors import ConfigError, cut, shown
 from maskconnect.recipes import Recipe, load, write
 
 MOST = 100_000
@@ -110,14 +110,16 @@ def values_of(text: str, what: str) -> tuple[str, ...]:
         if match := re.fullmatch(r"(\d+)\.\.(\d+)", part):
             first, last = map(int, match.groups())
             if last < first:
-                raise ConfigError(f"{what} {text}: {part} is no range; write the smaller number first, such as 1..8.")
+                raise ConfigError(
+                    f"{what} {cut(text)}: {cut(part)} is no range; write the smaller number first, such as 1..8."
+                )
             if last - first > MOST:
-                raise ConfigError(f"{what} {text}: {part} is a range of more than {MOST:,} values.")
+                raise ConfigError(f"{what} {cut(text)}: {cut(part)} is a range of more than {MOST:,} values.")
             found += map(str, range(first, last + 1))
         elif part:
             found.append(part)
     if not found or len(set(found)) < len(found):
-        raise ConfigError(f"{what} is {text!r}; it must be values such as 1..17 or 0.1,0.3, each once.")
+        raise ConfigError(f"{what} is {shown(text)}; it must be values such as 1..17 or 0.1,0.3, each once.")
     return tuple(found)
 
 
@@ -125,14 +127,14 @@ def field_and_values(text: str) -> tuple[str, tuple[str, ...]]:
     """`phase.learn.mask_lr=0.1,0.3` as a field and its values."""
     field, equals, values = text.partition("=")
     if not equals or not field.strip():
-        raise ConfigError(f"--over {text}: needed is FIELD=VALUES, such as phase.learn.mask_lr=0.1,0.3.")
+        raise ConfigError(f"--over {cut(text)}: needed is FIELD=VALUES, such as phase.learn.mask_lr=0.1,0.3.")
     return field.strip(), values_of(values, f"--over {field.strip()}")
 
 
 def seeds_of(text: str) -> tuple[int, ...]:
     """`4` is four seeds from 0 on; `0,7` and `2..5` are just those."""
     if not re.fullmatch(r"[\d.,\s]+", text):
-        raise ConfigError(f"--seeds is {text!r}; it must be how many, such as 4, or which, such as 2..5 or 0,7.")
+        raise ConfigError(f"--seeds is {shown(text)}; it must be how many, such as 4, or which, such as 2..5 or 0,7.")
     if text.strip().isdigit():
         count = int(text)
         if not 1 <= count <= MOST:
@@ -140,5 +142,5 @@ def seeds_of(text: str) -> tuple[int, ...]:
         return tuple(range(count))
     found = values_of(text, "--seeds")
     if not all(value.isdigit() for value in found):
-        raise ConfigError(f"--seeds is {text!r}; it must be whole numbers.")
+        raise ConfigError(f"--seeds is {shown(text)}; it must be whole numbers.")
     return tuple(dict.fromkeys(map(int, found)))

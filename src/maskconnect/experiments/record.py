@@ -10,6 +10,7 @@ from typing import Any
 from maskconnect.errors import ConfigError
 from maskconnect.experiments.layout import Table
 from maskconnect.experiments.sweep import Outcome
+from maskconnect.reading import read_text
 from maskconnect.training.environment import environment
 from maskconnect.training.files import write_atomically
 from maskconnect.training.folder import RunFolder
@@ -71,7 +72,7 @@ def check_place(place: Path) -> str:
     if not place.parent.is_dir():
         raise ConfigError(f"--results {place}: there is no folder {place.parent}.")
     try:
-        text = place.read_text(encoding="utf-8") if place.exists() else OPENING
+        text = read_text(place) if place.exists() else OPENING
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--results {place} cannot be read: {error}; name a Markdown file.") from None
     if not text.startswith(OPENING):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from maskconnect.experiments.grid import Grid
 from maskconnect.experiments.sweep import Outcome
+from maskconnect.reading import read_text
 from maskconnect.training.files import write_atomically
 from maskconnect.training.progress import duration
 from maskconnect.training.statistics import statistic
@@ -38,7 +39,7 @@ def table(grid: Grid, outcomes: Sequence[Outcome]) -> tuple[tuple[str, ...], lis
 def _others(out: Path, head: list[str], now: set[str]) -> list[list[str]]:
     """The rows of earlier calls whose runs are still there."""
     try:
-        first, *rows = list(csv.reader((out / FILE).read_text(encoding="utf-8").splitlines()))
+        first, *rows = list(csv.reader(read_text(out / FILE).splitlines()))
     except (OSError, ValueError):
         return []
     if first != head:

@@ -23,6 +23,7 @@ from maskconnect.errors import ConfigError, need
 from maskconnect.experiments.engine import Engine, Job
 from maskconnect.experiments.grid import Cell
 from maskconnect.experiments.slurm_job import PLACE, Train, code_file, first_line, run_command
+from maskconnect.reading import read_json
 from maskconnect.training.files import write_atomically
 
 OURS = (
@@ -245,7 +246,7 @@ def jobs_in_queue(out: Path) -> int:
 def _read_numbers(place: Path) -> dict[str, str]:
     """Which job each cell was given to last."""
     try:
-        found: Any = json.loads((place / "jobs.json").read_text())
+        found: Any = read_json(place / "jobs.json")
     except FileNotFoundError:
         return {}
     except ValueError:

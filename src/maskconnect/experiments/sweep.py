@@ -18,6 +18,7 @@ from maskconnect.errors import CheckpointError, ConfigError, MaskConnectError
 from maskconnect.experiments.engine import LOGS, Engine, Job
 from maskconnect.experiments.grid import Cell, Grid
 from maskconnect.experiments.kept import Kept, Result
+from maskconnect.reading import read_json
 from maskconnect.training.files import LOCK, is_unfinished, lock, remove_unfinished, write_atomically
 from maskconnect.training.folder import RunFolder
 from maskconnect.training.progress import Silent, duration
@@ -131,7 +132,7 @@ def _is_ours(out: Path) -> bool:
 
 def _list(out: Path) -> dict[str, Any]:
     try:
-        found = json.loads((out / LIST).read_text())
+        found = read_json(out / LIST)
     except ValueError:
         found = None
     if not isinstance(found, dict):

@@ -24,6 +24,7 @@ from torch import nn
 
 from maskconnect.core.stack import MaskedStack
 from maskconnect.errors import ConfigError
+from maskconnect.limits import within
 from maskconnect.models.blocks import STEMS, Classifier, bottleneck
 from maskconnect.models.branches import (
     BlockTotal,
@@ -33,7 +34,7 @@ from maskconnect.models.branches import (
     SharedBatchNorm,
     SharedProjection,
 )
-from maskconnect.models.spec import Spec, one_of, positive
+from maskconnect.models.spec import Spec, one_of
 
 IMAGENET = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 NORMS = ("branch", "sum")
@@ -52,16 +53,20 @@ class ResNeXtSpec(Spec):
     norm: str = "branch"
 
     def __post_init__(self) -> None:
+        within("width", self.width)
+        within("cardinality", self.cardinality)
         super().__post_init__()
-        positive("width", self.width)
-        positive("cardinality", self.cardinality)
         one_of("norm", self.norm, NORMS)
         if self.norm == "sum" and self.aggregation != "residual":
             raise ConfigError(
                 f"norm='sum' normalises the sum of residuals, which aggregation={self.aggregation!r} does not form; "
                 "use norm='branch'."
             )
-        assert self.stages  # checks the depth
+
+    @property
+    def branches(self) -> int:  # type: ignore[override]
+        """How many branches a module has."""
+        return self.cardinality
 
     @property
     def stages(self) -> tuple[int, ...]:

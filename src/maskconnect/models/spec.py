@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-from maskconnect.errors import ConfigError, integer, unknown_name
+from maskconnect.core.wiring import Layout
+from maskconnect.errors import ConfigError, unknown_name
+from maskconnect.limits import CONNECTIONS, MODULES, at_most, within
 from maskconnect.models.blocks import STEMS
 
 
@@ -15,6 +18,7 @@ class Spec:
     """The part of a description that is the same for every family. `connectivity` is that of `mc.MaskedStack`."""
 
     FAMILY: ClassVar[str]
+    branches: ClassVar[int | None] = None  # of a module, where it has any
     AGGREGATIONS: ClassVar[tuple[str, ...]] = ("mean", "residual", "stream", "sum", "scaled")
 
     depth: int
@@ -30,10 +34,35 @@ class Spec:
 
     def __post_init__(self) -> None:
         for name in ("depth", "num_classes", "in_channels"):
-            positive(name, getattr(self, name))
+            within(name, getattr(self, name))
+        if isinstance(self.fan_in, int):  # what else is wrong with it, the stack says
+            at_most("fan_in", self.fan_in)
         one_of("stem", self.stem, STEMS)
         one_of("aggregation", self.aggregation, self.AGGREGATIONS)
         object.__setattr__(self, "connectivity", _unchanging(self.connectivity))
+        self._check_together()
+
+    @property
+    @abstractmethod
+    def stages(self) -> tuple[int, ...]:
+        """How many modules each stage has."""
+
+    @property
+    def layout(self) -> Layout:
+        """How many modules stand in each layer of the network."""
+        branches = self.branches
+        return Layout((branches or 1,) * sum(self.stages), branches is not None, self.aggregation == "stream")
+
+    def _check_together(self) -> None:
+        """Depth and branches together must not ask for more than can be built in seconds."""
+        layers, branches = sum(self.stages), self.branches
+        modules = layers * (branches or 1)
+        connections = layers * (layers - 1) // 2 if branches is None else (layers - 1) * branches**2
+        if modules > MODULES or connections > CONNECTIONS:
+            raise ConfigError(
+                f"depth {self.depth} makes {modules:,} modules that could learn {connections:,} connections; the "
+                f"limits are {MODULES:,} and {CONNECTIONS:,}."
+            )
 
     def describe(self) -> dict[str, Any]:
         """The spec as plain data; `maskconnect.models.read_spec` reads it back."""
@@ -67,9 +96,3 @@ def one_of(name: str, found: object, known: Iterable[str]) -> None:
 def _unchanging(wiring: Any) -> Any:
     """A wiring as tuples, which nobody can change behind the spec's back."""
     return tuple(map(_unchanging, wiring)) if isinstance(wiring, Sequence) and not isinstance(wiring, str) else wiring
-
-
-def positive(name: str, found: object) -> None:
-    """`found` must be an integer of 1 or more."""
-    if integer(name, found) < 1:
-        raise ConfigError(f"{name} is {found}; it must be 1 or more.")

@@ -19,7 +19,7 @@ from maskconnect.core.align import align
 from maskconnect.core.layers import LayerAggregation
 from maskconnect.core.outputs import Shapes
 from maskconnect.core.stack import MaskedStack
-from maskconnect.errors import ConnectivityError
+from maskconnect.errors import ConnectivityError, shown
 from maskconnect.pruning.example import Pass
 
 Axes = tuple[tuple[int, int], ...]
@@ -76,10 +76,10 @@ class Plan:
         steps = [Step(_number(s["number"]), tuple(map(_number, s["reads"])), _how(s["how"])) for s in found["steps"]]
         for name in found["arguments"]:
             if not is_argument(name):
-                raise ValueError(f"{name!r} is no argument")
+                raise ValueError(f"{shown(name)} is no argument")
         for name in ("half", "tensors"):
             if not isinstance(found[name], bool):
-                raise ValueError(f"{name} is {found[name]!r}")
+                raise ValueError(f"{name} is {shown(found[name])}")
         return cls(tuple(steps), tuple(found["arguments"]), found["half"], found["tensors"])
 
 
@@ -92,7 +92,7 @@ def is_argument(name: object) -> bool:
 
 def _number(found: object) -> int:
     if type(found) is not int or not 0 <= found < 2**40:
-        raise ValueError(f"{found!r} is no number of a plan")
+        raise ValueError(f"{shown(found)} is no number of a plan")
     return found
 
 

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from maskconnect.errors import ConfigError
+from maskconnect.errors import LONGEST, ConfigError, cut, shown, text
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ REMOVED = {"training.mask_momentum": "masks have no momentum"}
 def read(kind: type[T], table: object, path: str = "") -> T:
     """The dataclass `kind` made from a table; `path` is where in the recipe that table stands."""
     if not isinstance(table, dict):
-        raise ConfigError(f"{path or 'the recipe'} is {table!r}; it must be a table.")
+        raise ConfigError(f"{path or 'the recipe'} is {shown(table)}; it must be a table.")
     known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
     for key in table:
         if key not in known:
@@ -53,7 +53,7 @@ def unknown_field(path: str, key: str, known: Collection[str]) -> ConfigError:
         return ConfigError(f"{_join(path, key)} is now {MOVED[old]}; tools/new_format.py converts recipes and results.")
     if old in REMOVED:
         return ConfigError(f"{_join(path, key)} was removed: {REMOVED[old]}; leave it out.")
-    near = difflib.get_close_matches(key, known, n=1)
+    near = difflib.get_close_matches(key[:LONGEST], known, n=1)
     hint = f"did you mean {_join(path, near[0])}?" if near else f"{path or 'a recipe'} has: {', '.join(known)}."
     return ConfigError(f"{_join(path, key)} is not a field; {hint}")
 
@@ -75,9 +75,9 @@ def _value(kind: Any, value: Any, path: str) -> Any:
         if option is float and isinstance(value, int | float) and not isinstance(value, bool):
             return value if isinstance(value, float) else _as_float(value, path)
         if option in (int, str, bool) and type(value) is option:
-            return value
+            return text(path, value) if option is str else value
     wanted = " or ".join(_NAMES.get(get_origin(option) or option, "") for option in options if option is not _NONE)
-    raise ConfigError(f"{path} is {value!r}; it must be {wanted}.")
+    raise ConfigError(f"{path} is {shown(value)}; it must be {wanted}.")
 
 
 def _as_float(value: int, path: str) -> float:
@@ -93,7 +93,7 @@ def _items(kind: Any, value: Any, path: str) -> tuple[Any, ...]:
         names = [item.get("name", i) if isinstance(item, dict) else i for i, item in enumerate(value)]
         return tuple(_value(kinds[0], item, _join(path, str(name))) for name, item in zip(names, value, strict=True))
     if len(value) != len(kinds):
-        raise ConfigError(f"{path} is {value!r}; it must have {len(kinds)} values.")
+        raise ConfigError(f"{path} is {shown(value)}; it must have {len(kinds)} values.")
     return tuple(_value(k, item, path) for k, item in zip(kinds, value, strict=True))
 
 
@@ -102,4 +102,4 @@ _NAMES: dict[Any, str] = {int: "an integer", float: "a number", str: "a text", b
 
 
 def _join(path: str, key: str) -> str:
-    return f"{path}.{key}" if path else key
+    return f"{path}.{cut(key)}" if path else cut(key)

@@ -8,14 +8,14 @@ file, variant, command line. In a later layer `phase.learn.epochs = 2` changes o
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Iterable
 from datetime import date, time
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from maskconnect.errors import ConfigError, unknown_name
+from maskconnect.errors import LONGEST, ConfigError, cut, shown, unknown_name
+from maskconnect.reading import DEEPEST, parse_toml, read_text
 from maskconnect.recipes.fields import read
 from maskconnect.recipes.schema import Recipe
 
@@ -40,7 +40,7 @@ def load(name: str, settings: Iterable[str] = ()) -> Recipe:
         set_field(table, setting)
     if changed:  # it is no longer what the paper reports on
         table.pop("paper", None)
-        table["about"] = f"{table.get('about') or _called(name)}; changed: {', '.join(changed)}"
+        table["about"] = f"{table.get('about') or _called(name)}; changed: {', '.join(map(cut, changed))}"
     try:
         return read(Recipe, {"name": _called(name), **table})
     except ConfigError as error:
@@ -57,12 +57,12 @@ def set_field(table: Table, setting: str) -> None:
     """Lay one `path.to.field=value` over a recipe; a phase is found by its name, as in `phase.learn.epochs=2`."""
     path, equals, text = setting.partition("=")
     keys = [key.strip() for key in path.split(".")]
-    if not equals or not all(keys):
-        raise ConfigError(f"--set {setting}: needed is FIELD=VALUE, such as model.fan_in=4.")
+    if not equals or not all(keys) or len(keys) > DEEPEST:
+        raise ConfigError(f"--set {cut(setting)}: needed is FIELD=VALUE, such as model.fan_in=4.")
     change = _parsed(text.strip())
     for key in reversed(keys):
         change = {key: change}
-    table.update(_over(f"--set {setting}", table, change))
+    table.update(_over(f"--set {cut(setting)}", table, change))
 
 
 def _called(name: str) -> str:
@@ -99,10 +99,11 @@ def _place(name: str) -> tuple[Path, str]:
     if name.endswith(".toml"):
         return Path(name), ""
     known = {each.rpartition("/")[2]: each for each in names()} | {each: each for each in names()}
-    near = difflib.get_close_matches(name, known, n=1)
+    near = difflib.get_close_matches(name[:LONGEST], known, n=1)
     hint = f" Did you mean {known[near[0]]!r}?" if near else ""
     raise ConfigError(
-        f"the recipe is {name!r}; it must be one that `maskconnect recipes` lists, or a file that ends in .toml.{hint}"
+        f"the recipe is {shown(name)}; it must be one that `maskconnect recipes` lists, or a file that ends in "
+        f".toml.{hint}"
     )
 
 
@@ -115,16 +116,16 @@ def _table(name: str, through: dict[tuple[Path, str], str]) -> Table:
         raise ConfigError(f"{name}: its base leads back to it: {' -> '.join([*through.values(), name])}.")
     variants = _pop_variants(table, path)
     if variants and variant not in variants:
-        choice = ", ".join(f"{path}:{each}" for each in variants)
+        choice = ", ".join(f"{path}:{cut(each)}" for each in variants)
         raise ConfigError(f"{path} holds several recipes; name one of them: {choice}.")
     if variant and not variants:
-        raise ConfigError(f"{path} holds one recipe, and no variant {variant!r}.")
+        raise ConfigError(f"{path} holds one recipe, and no variant {shown(variant)}.")
     own = dict(variants.get(variant, {}))
     base = table.pop("base", None)
     base = own.pop("base", base)
     if base is not None:
         if not isinstance(base, str):
-            raise ConfigError(f"{path}: base is {base!r}; it must be the name of a recipe.")
+            raise ConfigError(f"{path}: base is {shown(base)}; it must be the name of a recipe.")
         if base.endswith(".toml") or _is_variant(base):
             base = str(path.parent / base)
         below = _table(base, {**through, here: name})
@@ -138,7 +139,8 @@ def _pop_variants(table: Table, path: Path) -> dict[str, Table]:
     """Take the variants out of what a file says."""
     variants = table.pop("variant", {})
     if not isinstance(variants, dict) or not all(isinstance(each, dict) for each in variants.values()):
-        raise ConfigError(f"{path}: variant is {variants!r}; it must be a table for each recipe, as [variant.NAME].")
+        found = shown(variants)
+        raise ConfigError(f"{path}: variant is {found}; it must be a table for each recipe, as [variant.NAME].")
     return variants
 
 
@@ -162,7 +164,7 @@ def _with_changes(tables: list[Table], changes: Table, key: str) -> list[Table]:
         if name not in found:
             raise unknown_name(f"the name of a {key}", name, found)
         if not isinstance(change, dict):
-            raise ConfigError(f"{key}.{name} is {change!r}; it must be a table, so name a field of it.")
+            raise ConfigError(f"{key}.{cut(name)} is {shown(change)}; it must be a table, so name a field of it.")
     return [merged(table, changes.get(name, {})) for name, table in zip(found, tables, strict=True)]
 
 
@@ -176,17 +178,17 @@ def _over(what: str, below: Table, above: Table) -> Table:
 
 def _parse(path: Path) -> Table:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        return parse_toml(read_text(path, encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}; name a recipe or a file that is there.") from None
-    except (ValueError, RecursionError) as error:  # no UTF-8, no TOML, a number of 5,000 digits, 5,000 brackets
+    except ValueError as error:  # no UTF-8, no TOML, a number of 5,000 digits, 5,000 brackets
         raise ConfigError(f"{path} is no TOML: {error}") from None
 
 
 def _parsed(text: str) -> Any:
     """A value as TOML writes it; a text needs no quotation marks."""
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):
+        value = parse_toml(f"value = {text}")["value"]
+    except ValueError:
         return text
     return text if isinstance(value, date | time) else value  # no field is a date, but a run may be called like one

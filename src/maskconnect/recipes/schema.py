@@ -15,10 +15,10 @@ from maskconnect.core.learning import Blend, Draw, check_credit, default_floor
 from maskconnect.core.wiring import Layout
 from maskconnect.data.augment import Augmentation
 from maskconnect.data.catalog import NAMES
-from maskconnect.errors import ConfigError, MaskConnectError, integer, unknown_name
+from maskconnect.errors import ConfigError, MaskConnectError, cut, integer, shown, text, unknown_name
+from maskconnect.limits import within
 from maskconnect.models import ResNetSpec, ResNeXtSpec
 
-DEEPEST = 10_000
 ARCHITECTURES = ("resnet", "resnext")
 LABELS = ("fine", "coarse")
 WAYS = ("draw", "blend")
@@ -56,11 +56,11 @@ class Data:
             raise unknown_name("data.name", self.name, NAMES)
         if self.labels not in LABELS:
             raise unknown_name("data.labels", self.labels, LABELS)
-        _at_least(0, "data.validation", self.validation)
-        _at_least(1, "data.shrink", self.shrink)
+        within("data.validation", self.validation, least=0)
+        within("data.shrink", self.shrink)
         for field in ("train_images", "test_images"):
             if getattr(self, field) is not None:
-                _at_least(1, f"data.{field}", getattr(self, field))
+                within(f"data.{field}", getattr(self, field))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +82,6 @@ class Network:
     def __post_init__(self) -> None:
         if self.aggregation is None:
             object.__setattr__(self, "aggregation", JOINS.get(self.architecture))
-        if integer("model.depth", self.depth) > DEEPEST:
-            raise ConfigError(f"model.depth is {self.depth}; that is beyond {DEEPEST:,}, and surely not meant.")
         layout = self.layout()
         candidates = layout.candidates()
         try:
@@ -96,12 +94,11 @@ class Network:
     @property
     def stages(self) -> tuple[int, ...]:
         """How many modules each stage has."""
-        return self.spec(num_classes=2, in_channels=3, seed=0).stages  # which also checks what it can
+        return self.spec(num_classes=2, in_channels=3, seed=0).stages
 
     def layout(self) -> Layout:
         """How many blocks stand in each layer of the network."""
-        sizes, layered = (self.cardinality or 1,) * sum(self.stages), self.architecture == "resnext"
-        return Layout(sizes, layered, all_out=self.aggregation == "stream")
+        return self.spec(num_classes=2, in_channels=3, seed=0).layout  # which also checks what it can
 
     def spec(self, *, num_classes: int, in_channels: int, seed: int) -> ResNetSpec | ResNeXtSpec:
         """The description that `maskconnect.models.build` takes."""
@@ -131,7 +128,7 @@ class Network:
                 return ResNeXtSpec(**common, **given)
             for name in ("width", "cardinality", "norm"):
                 if name in given:
-                    raise ConfigError(f"{name} is {given[name]!r}; only a resnext has it.")
+                    raise ConfigError(f"{name} is {shown(given[name])}; only a resnext has it.")
             return ResNetSpec(**common, **given)
         except ConfigError as error:
             raise ConfigError(f"model.{error}") from None
@@ -152,11 +149,11 @@ class Training:
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "accumulate"):
-            _at_least(1, f"training.{name}", getattr(self, name))
+            within(f"training.{name}", getattr(self, name))
         for name in ("reestimate", "evaluate_every"):
-            _at_least(0, f"training.{name}", getattr(self, name))
+            within(f"training.{name}", getattr(self, name), least=0)
         if self.norm_group is not None:
-            _at_least(2, "training.norm_group", self.norm_group)
+            within("training.norm_group", self.norm_group, least=2)
         if self.accumulate > self.batch_size:
             raise ConfigError(
                 f"training.accumulate is {self.accumulate}; a batch of {self.batch_size} has no so many parts."
@@ -219,9 +216,10 @@ class Phase:
     mask_lr: float = 0.0
 
     def __post_init__(self) -> None:
-        _at_least(1, f"phase.{self.name}.epochs", self.epochs)
-        _rate(f"phase.{self.name}.lr", self.lr)
-        _rate(f"phase.{self.name}.mask_lr", self.mask_lr)
+        called = f"phase.{cut(text('the name of a phase', self.name))}"
+        within(f"{called}.epochs", self.epochs)
+        _rate(f"{called}.lr", self.lr)
+        _rate(f"{called}.mask_lr", self.mask_lr)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,13 +239,16 @@ class Recipe:
     phase: tuple[Phase, ...]
 
     def __post_init__(self) -> None:
+        text("name", self.name)
+        text("about", self.about)
+        text("init_from", self.init_from or "")
         if not 0 <= integer("seed", self.seed) < 2**63:
             raise ConfigError(f"seed is {self.seed}; it must be at least 0 and below 2**63.")
         if not self.phase:
             raise ConfigError("there is no phase; a recipe needs at least one [[phase]].")
         found = [phase.name for phase in self.phase]
         if len(set(found)) < len(found):
-            raise ConfigError(f"phases are called {', '.join(found)}; each needs a name of its own.")
+            raise ConfigError(f"phases are called {', '.join(map(cut, found))}; each needs a name of its own.")
         learning = [phase.mask_lr > 0 for phase in self.phase]
         if sorted(learning, reverse=True) != learning:
             raise ConfigError("a phase with mask_lr above 0 comes after one without; masks that are frozen stay so.")
@@ -283,11 +284,6 @@ class Recipe:
     def frozen_to(self) -> str:
         """The wiring that masks are frozen to, in words."""
         return "a random wiring" if self.learning.gradient == "none" else "top-K"
-
-
-def _at_least(least: int, name: str, found: object) -> None:
-    if integer(name, found) < least:
-        raise ConfigError(f"{name} is {found}; it must be {least} or more.")
 
 
 def _rate(name: str, found: float) -> None:

@@ -60,8 +60,8 @@ def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        # A TOML text is a JSON text, but for DEL.
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        # A TOML text is a JSON text, but for DEL and the like.
+        return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in json.dumps(value, ensure_ascii=False))
     return repr(value)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from maskconnect.errors import ConfigError, MaskConnectError
+from maskconnect.reading import read_bytes
 from maskconnect.report import charts, figures
 from maskconnect.report.drawing import NOTE, Drawing, Panel, write
 from maskconnect.report.groups import groups_of
@@ -29,7 +30,7 @@ def check_place(out: Path) -> None:
         raise ConfigError(f"{out} is the folder of a run; choose another place by --out.")
     found = out / PAGE
     if found.exists():
-        if MARK not in found.read_text(encoding="utf-8", errors="replace")[:2000]:
+        if MARK not in read_bytes(found)[:8000].decode(errors="replace")[:2000]:
             raise ConfigError(f"{found} is not a report of maskconnect; choose another place by --out.")
     elif out.exists() and not all(map(is_unfinished, out.iterdir())):
         raise ConfigError(f"{out} is not empty and holds no report; choose another place by --out.")
@@ -63,7 +64,7 @@ def remove_figures(out: Path) -> None:
     """Remove the figures that an older report has made: its list says which they are."""
     folder = out / FIGURES
     try:
-        names = (folder / LIST).read_bytes().decode("utf-8", "surrogateescape").splitlines()
+        names = read_bytes(folder / LIST).decode("utf-8", "surrogateescape").splitlines()
     except OSError:
         return
     for name in names:

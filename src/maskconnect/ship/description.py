@@ -12,7 +12,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from maskconnect.errors import CheckpointError, ConfigError
+from maskconnect.errors import CheckpointError, ConfigError, shown
+from maskconnect.reading import MOST_TEXT, parse_json, read_bytes
 from maskconnect.training.files import write_atomically
 
 NAME = "maskconnect.json"
@@ -35,7 +36,8 @@ def write_description(folder: Path, content: dict[str, Any], files: list[str]) -
     try:
         text = (json.dumps(whole, indent=1, ensure_ascii=False) + "\n").encode()
     except UnicodeEncodeError as error:
-        raise ConfigError(f"{error.object[error.start :]!r} in the name of a class is no text; give another.") from None
+        found = shown(error.object[error.start :])
+        raise ConfigError(f"{found} in the name of a class is no text; give another.") from None
     checksum = hashlib.sha256(text).hexdigest()
     write_atomically(folder / NAME, CHECKSUM.sub(f'"checksum": "{checksum}"'.encode(), text))
 
@@ -44,7 +46,7 @@ def read_description(folder: Path) -> dict[str, Any]:
     """The description of what is in a folder, once it and the files are found to be sound."""
     place = folder / NAME
     try:
-        text = place.read_bytes()
+        text = read_bytes(place, MOST_TEXT)
     except (FileNotFoundError, NotADirectoryError):
         found = "holds no saved network" if folder.is_dir() else "is no folder" if folder.exists() else "does not exist"
         run = " It is the folder of a run; see: maskconnect prune --help." if (folder / "recipe.toml").exists() else ""
@@ -52,9 +54,9 @@ def read_description(folder: Path) -> dict[str, Any]:
     except OSError as error:
         raise CheckpointError(f"{place} cannot be read: {error.strerror}.") from None
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        raise CheckpointError(f"{place} is damaged: it is no JSON. Use another copy.") from None
+        found = parse_json(text)
+    except ValueError as error:
+        raise CheckpointError(f"{place} is damaged: it is no JSON ({error}). Use another copy.") from None
     if not isinstance(found, dict):
         raise CheckpointError(f"{place} is damaged: it holds no table. Use another copy.")
     _check_version(place, found)
@@ -63,7 +65,7 @@ def read_description(folder: Path) -> dict[str, Any]:
     try:
         _check_content(found)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{place} does not describe a network: {error!r}.") from None
+        raise CheckpointError(f"{place} does not describe a network: {shown(error)}.") from None
     for name, checksum in found["files"].items():
         _check_file(folder / name, checksum)
     return found
@@ -112,7 +114,7 @@ def _numbers(name: str) -> tuple[int, ...]:
 
 def _check_file(path: Path, checksum: str) -> None:
     try:
-        found = hashlib.sha256(path.read_bytes()).hexdigest()
+        found = hashlib.sha256(read_bytes(path)).hexdigest()
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}; the saved network needs it.") from None
     if found != checksum:

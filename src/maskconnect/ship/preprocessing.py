@@ -22,7 +22,8 @@ from maskconnect.data.augment import Augmentation, prepare
 from maskconnect.data.catalog import SIDES
 from maskconnect.data.decode import Pixels, decode, resize
 from maskconnect.data.geometry import cut
-from maskconnect.errors import CheckpointError, ConfigError, MaskConnectError, integer, need
+from maskconnect.errors import CheckpointError, ConfigError, MaskConnectError, integer, need, shown
+from maskconnect.limits import at_most
 from maskconnect.recipes.schema import Recipe
 from maskconnect.training.images import averaged
 
@@ -44,9 +45,12 @@ class Preprocessing:
 
     def __post_init__(self) -> None:
         if integer("channels", self.channels) not in (1, 3):
-            raise ConfigError(f"channels is {self.channels}; pictures have 3, or 1 for grey.")
+            raise ConfigError(f"channels is {shown(self.channels)}; pictures have 3, or 1 for grey.")
         if integer("size", self.size) < 1 or integer("shrink", self.shrink) < 1:
             raise ConfigError(f"size is {self.size} and shrink is {self.shrink}; both must be 1 or more.")
+        for field, side in (("size", self.size), ("shrink", self.shrink), ("test_shorter", self.test_shorter or 0)):
+            at_most(field, side)
+        at_most("raw", max(self.raw or (0,)))
         if (self.raw is None) == (self.test_shorter is None):
             raise ConfigError("one of raw and test_shorter is needed, and not both.")
         height, width = self._before_the_crop()
@@ -60,7 +64,9 @@ class Preprocessing:
         if self.std is not None and (
             len(self.std) != self.channels or not all(0 < number < math.inf for number in self.std)
         ):
-            raise ConfigError(f"std is {self.std}; it must be one number above 0 for each of {self.channels} channels.")
+            raise ConfigError(
+                f"std is {shown(self.std)}; it must be one number above 0 for each of {self.channels} channels."
+            )
 
     def _before_the_crop(self) -> tuple[int, int]:
         """Height and width of what the mean is subtracted from; an error if there are none."""
@@ -72,7 +78,9 @@ class Preprocessing:
                 raise ConfigError("pictures of a set in files have 3 channels and are not shrunk.")
             return self.size, self.size
         if len(self.raw) != 2 or any(integer("raw", side) < 1 or side % self.shrink for side in self.raw):
-            raise ConfigError(f"raw is {self.raw}; needed are height and width, both multiples of {self.shrink}.")
+            raise ConfigError(
+                f"raw is {shown(self.raw)}; needed are height and width, both multiples of {self.shrink}."
+            )
         return self.raw[0] // self.shrink, self.raw[1] // self.shrink
 
     def describe(self) -> dict[str, Any]:
@@ -146,7 +154,7 @@ def _numbers(name: str, found: object, kind: type) -> Any:
     if found is None:
         return None
     if not isinstance(found, list) or not all(type(number) in (int, kind) for number in found):
-        raise ConfigError(f"{name} is {found!r}; it must be a list of numbers.")
+        raise ConfigError(f"{name} is {shown(found)}; it must be a list of numbers.")
     return tuple(kind(number) for number in found)
 
 

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from maskconnect.core.count import prunable_stacks_of
 from maskconnect.core.lookup import masks_of
 from maskconnect.core.stack import MaskedStack
-from maskconnect.errors import CheckpointError, ConfigError, MaskConnectError
+from maskconnect.errors import CheckpointError, ConfigError, MaskConnectError, shown
 from maskconnect.models import Classifier, build, read_spec
 from maskconnect.models.groups import GroupedBatchNorm2d, group_norms_
 from maskconnect.pruning.graphs import notes_of
@@ -22,7 +22,6 @@ from maskconnect.pruning.plan import Plan
 from maskconnect.pruning.prune import apply
 from maskconnect.pruning.verify import difference
 
-MOST_LAYERS = 100_000
 PROBE = 64
 """The side of the pictures on which a network is compared with what would be loaded."""
 
@@ -76,8 +75,8 @@ def rebuilt(described: Mapping[str, Any], tensors: dict[str, Tensor], into: nn.M
 def _built(described: Mapping[str, Any]) -> nn.Module:
     """The network, without memory for its weights as yet, however many the description says there are."""
     spec = read_spec(described["architecture"])
-    if spec.depth > MOST_LAYERS or getattr(spec, "cardinality", 1) > MOST_LAYERS:
-        raise ValueError(f"depth {spec.depth}")
+    for stack in described["stacks"].values():  # so a short description cannot ask for much work
+        spec.layout.rows(stack["wiring"], "the saved wiring")
     with torch.device("meta"):
         network = build(spec)
     group_norms_(network, described.get("norm_group"))
@@ -91,11 +90,11 @@ def _compare_stacks(network: nn.Module, described: Mapping[str, Any], where: str
     for name, stack in described["stacks"].items():
         found = own["stacks"].get(name)
         if found is None:
-            raise CheckpointError(f"{where} is of another network: the model has no stack {name!r}.")
+            raise CheckpointError(f"{where} is of another network: the model has no stack {shown(name)}.")
         for key in keys:
             if json.dumps(found[key]) != json.dumps(stack[key]):
                 raise CheckpointError(
-                    f"{where} is of another network: the {key} of the stack {name!r} is not the same."
+                    f"{where} is of another network: the {key} of the stack {shown(name)} is not the same."
                 )
     for key in ("fold", "merge") if own["kind"] == "pruned" else ():
         if own[key] != described.get(key):
@@ -107,7 +106,7 @@ def _pruned(model: nn.Module, described: Mapping[str, Any]) -> nn.Module:
     plans = {}
     for name, stack in prunable_stacks_of(model):
         if name not in described["stacks"]:
-            raise CheckpointError(f"the model has a stack {name!r}; the saved network had none of that name.")
+            raise CheckpointError(f"the model has a stack {shown(name)}; the saved network had none of that name.")
         stack.masks.fix(stack.layout.from_plain(described["stacks"][name]["wiring"], what="the saved wiring"))
         plans[name] = Plan.read(described["stacks"][name])
     return apply(model, plans, fold=described["fold"], merge=described["merge"])

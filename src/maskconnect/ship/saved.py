@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from maskconnect.errors import CheckpointError, ConfigError, MaskConnectError
+from maskconnect.errors import CheckpointError, ConfigError, MaskConnectError, shown
 from maskconnect.ship.description import NAME, read_description, write_description
 from maskconnect.ship.rebuild import comes_back, describe, rebuilt
 from maskconnect.training.files import held, load_tensors, remove_unfinished, save_tensors
@@ -125,7 +125,7 @@ def _check_use(
     from maskconnect.ship.preprocessing import Preprocessing
 
     if classes is not None and (isinstance(classes, str) or not all(isinstance(name, str) for name in classes)):
-        raise ConfigError(f"classes is {classes!r}; it must be a list of names.")
+        raise ConfigError(f"classes is {shown(classes)}; it must be a list of names.")
     if preprocessing is not None and not isinstance(preprocessing, Preprocessing):
         kind = f"{Preprocessing.__module__}.{Preprocessing.__name__}"
         raise ConfigError(f"preprocessing is a {type(preprocessing).__name__}; it must be a {kind}.")

@@ -26,6 +26,7 @@ import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from maskconnect.errors import CheckpointError
+from maskconnect.reading import read_json, regular
 from maskconnect.training.files import TEMPORARY, fsync_folder, write_atomically
 
 FORMAT = 1
@@ -205,18 +206,19 @@ def _is_whole(folder: Path, step: int) -> bool:
 def _check(folder: Path, step: int) -> None:
     """Raise what is wrong with the files of a checkpoint, if anything is."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
+        manifest = read_json(folder / MANIFEST)
         version, written, entry = manifest["format"], manifest["step"], manifest["files"][STATE]
         size, sha256 = entry["size"], entry["sha256"]
     except OSError as error:
         raise _UnusableError(f"{MANIFEST} cannot be read ({error.strerror})") from None
-    except (ValueError, TypeError, LookupError, RecursionError):
+    except (ValueError, TypeError, LookupError):
         raise _UnusableError(f"{MANIFEST} is damaged") from None
     if isinstance(version, int) and version > FORMAT:
         raise _UnusableError(f"a newer maskconnect wrote it (format {version}, this one reads up to {FORMAT})")
     if version != FORMAT or written != step:
         raise _UnusableError(f"{MANIFEST} is damaged")
     try:
+        regular(folder / STATE)
         with (folder / STATE).open("rb") as file:
             there = os.fstat(file.fileno()).st_size
             if there != size:

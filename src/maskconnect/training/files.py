@@ -22,7 +22,8 @@ from typing import Any, TextIO
 import torch
 from torch import Tensor
 
-from maskconnect.errors import CheckpointError
+from maskconnect.errors import CheckpointError, cut
+from maskconnect.reading import parse_json, read_bytes
 
 LOCK = ".lock"
 """The file by which a process holds a folder."""
@@ -114,7 +115,7 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str
 def load_tensors(path: Path) -> dict[str, Tensor]:
     """Read a safetensors file; if it is one of ours, its checksum must be right."""
     try:
-        content = path.read_bytes()
+        content = read_bytes(path)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read ({error.strerror}); name a file of saved tensors.") from None
     import safetensors.torch
@@ -127,7 +128,7 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
             raise ValueError("its checksum is wrong")
         return safetensors.torch.load(content)
     except Exception as error:  # whatever a reader of damaged bytes may stumble over
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = cut(str(error).splitlines()[0]) if str(error) else type(error).__name__
         raise CheckpointError(f"{path} is damaged or no safetensors file ({reason}); use another copy.") from None
 
 
@@ -148,7 +149,7 @@ def _header(content: bytes) -> tuple[dict[str, Any], int]:
     start = 8 + int.from_bytes(content[:8], "little")
     if len(content) < max(8, start):
         raise ValueError("it is cut short")
-    header = json.loads(content[8:start])
+    header = parse_json(content[8:start])
     if not isinstance(header, dict):
         raise ValueError("its header is no table")
     return header, start

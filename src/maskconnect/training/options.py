@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maskconnect.errors import ConfigError, integer, unknown_name
+from maskconnect.errors import ConfigError, integer, shown, unknown_name
 from maskconnect.training.precision import PRECISIONS, WHOLE, Precision, probe
 
 MOST_THREADS = 1024
@@ -111,5 +111,5 @@ def device_of(name: str) -> torch.device:
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
-        raise ConfigError(f"device is {name!r}, which cannot be used here: {reason}. Try --device cpu.") from None
+        raise ConfigError(f"device is {shown(name)}, which cannot be used here: {reason}. Try --device cpu.") from None
     return device

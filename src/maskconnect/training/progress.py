@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from maskconnect.errors import printable
+
 LINE_EVERY = 10.0
 """Seconds between plain lines."""
 
@@ -84,7 +86,7 @@ class Lines(Silent):
     def line(self, text: str) -> None:
         """Print it."""
         self._last = time.monotonic()
-        print(text, flush=True)
+        print(printable(text), flush=True)
 
 
 class Bar(Silent):
@@ -113,11 +115,11 @@ class Bar(Silent):
         """Move the bar."""
         if self._task is None:
             self._task = self._bar.add_task("", total=now.steps)
-        self._bar.update(self._task, completed=now.step, description=now.text(short=self._narrow))
+        self._bar.update(self._task, completed=now.step, description=printable(now.text(short=self._narrow)))
 
     def line(self, text: str) -> None:
         """Print above the bar."""
-        self._console.print(text, soft_wrap=True)
+        self._console.print(printable(text), soft_wrap=True)
 
 
 def usual() -> Silent:
