@@ -110,7 +110,7 @@ def test_a_mistyped_word_is_told_the_nearest(capsys, words, near):
 
 
 @pytest.mark.parametrize(
-    "words", [[], ["data"], ["data", "check"], ["data", "list", "--lable"], ["data", "fetch", "cifar10"]]
+    "words", [["data"], ["data", "check"], ["data", "list", "--lable"], ["data", "fetch", "cifar10"]]
 )
 def test_a_command_that_is_not_whole_is_one_line_and_code_2(capsys, words):
     code, _, complaint = run(capsys, *words)

@@ -14,7 +14,7 @@ import torch
 from maskconnect.cli.hints import FIELDS
 from maskconnect.data.augment import Augmentation
 from maskconnect.recipes import load
-from maskconnect.recipes.schema import Data, Learning, Network, Phase, Training
+from maskconnect.recipes.schema import Data, LearningTable, Network, Phase, Training
 
 
 @pytest.fixture
@@ -164,7 +164,13 @@ def test_a_field_of_the_recipe_that_is_typed_as_an_option_is_told_what_to_type(t
 
 
 def test_every_field_of_a_recipe_can_be_told_what_to_type():
-    tables = {"data": Data, "augmentation": Augmentation, "model": Network, "training": Training, "learning": Learning}
+    tables = {
+        "data": Data,
+        "augmentation": Augmentation,
+        "model": Network,
+        "training": Training,
+        "learning": LearningTable,
+    }
     known = {f"{name}.{field.name}" for name, kind in tables.items() for field in fields(kind)}
     known |= {f"phase.learn.{field.name}" for field in fields(Phase)}
     assert set(FIELDS.values()) == {path for path in known if not path.endswith(".name")}

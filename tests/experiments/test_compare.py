@@ -67,7 +67,7 @@ def test_what_pruning_leaves_is_told_on_request(folder, tmp_path, type_in):
     place.write_text(json.dumps(summary))
     code, _, errors = type_in(*words)
     assert code == 2
-    assert "does not say how many parameters it has" in errors
+    assert "summary.json is damaged: it has no parameters" in errors
 
 
 def test_only_seeds_that_both_have_are_pairs(folder, type_in):

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import runs
 
+from maskconnect.errors import MaskConnectError
 from maskconnect.experiments.kept import Kept, find_results, of_file
 from maskconnect.training.folder import RunFolder
 
@@ -47,7 +48,7 @@ def test_only_the_very_same_run_is_done(tmp_path):
     assert again.get(replace(recipe, training=replace(recipe.training, momentum=0.5))) is None
     result = of_file(place)
     assert result.summary == RunFolder(tmp_path / "run").summary()
-    assert result.wiring == RunFolder(tmp_path / "run").json("wiring.json")
+    assert result.wiring == RunFolder(tmp_path / "run").wiring()
     assert place.stat().st_size < 5000
 
 
@@ -81,3 +82,49 @@ def test_a_run_without_validation_images_is_not_compared_on_them(recipe, type_in
     assert code == 2
     assert "--on is 'train'" in errors
     assert [result.place.name for result in find_results([tmp_path / "run"])] == ["run"]
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory):
+    """A kept result."""
+    folder = tmp_path_factory.mktemp("kept")
+    recipe = runs.tiny(folder, *(f"phase.{name}.epochs=1" for name in ("learn", "freeze", "fine", "finer")))
+    runs.run(recipe, folder / "run")
+    return Kept(folder / "kept").keep(RunFolder(folder / "run"))
+
+
+@pytest.fixture
+def kept_file(result, tmp_path):
+    """A copy of it, for whoever damages it."""
+    return shutil.copy(result, tmp_path / "result.json")
+
+
+NUMBERS = ("Infinity", "-Infinity", "NaN", "1e999", "1" + "0" * 400, "true", "101", "-1", '"70"')
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: number[:12])
+def test_a_kept_accuracy_that_is_no_share_is_an_error(kept_file, number):
+    text = kept_file.read_text()
+    top1 = json.loads(text)["summary"]["test"]["top1"]
+    kept_file.write_text(text.replace(f'"top1": {top1}', f'"top1": {number}'))
+    with pytest.raises(MaskConnectError):
+        of_file(kept_file)
+
+
+WRONG = {"summary": [None, [], {}, 3], "recipe": [None, [], "x"], "starts": [None, {}, [3]], "images": [None, 3, []]}
+WRONG["wiring"] = [None, {}, 3, [3], [[["x"]]]]
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in WRONG.items() for value in values])
+def test_a_kept_part_of_another_type_is_an_error(kept_file, key, value):
+    kept_file.write_text(json.dumps(json.loads(kept_file.read_text()) | {key: value}))
+    with pytest.raises(MaskConnectError, match="is damaged"):
+        of_file(kept_file)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("text", ["[" * 100_000, "[" * 400 + "]" * 400, "[]", "3", "{"])
+def test_a_kept_file_that_is_nested_deeply_or_of_another_type_is_one_sentence(tmp_path, type_in, text):
+    (tmp_path / "a.json").write_text(text)
+    code, _, errors = type_in("compare", "a.json", "a.json")
+    assert (code, len(errors.splitlines())) == (2, 1)

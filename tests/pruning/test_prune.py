@@ -80,7 +80,7 @@ def assert_trains_alike(model, pruned, x, steps=2):
         assert_close(value, state[name])
 
 
-@pytest.mark.parametrize("fan_in", [1, 2, 5, 9])
+@pytest.mark.parametrize("fan_in", [1, 2, 5, 8])
 def test_a_pruned_resnet_computes_the_same_for_inputs_of_every_size(fan_in):
     gone = 0
     for seed in range(4):
@@ -91,7 +91,7 @@ def test_a_pruned_resnet_computes_the_same_for_inputs_of_every_size(fan_in):
             model, pruned, *(images(count, size) for count, size in ((1, 16), (3, 32), (2, 30), (2, 17), (2, 8)))
         )
         gone += mc.count_parameters(model).weights - size_of(pruned)
-    assert (gone == 0) == (fan_in == 9)
+    assert (gone == 0) == (fan_in == 8)
 
 
 @pytest.mark.parametrize("options", [{"norm": "branch"}, {"norm": "sum"}, {"aggregation": "mean"}])

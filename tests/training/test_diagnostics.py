@@ -38,7 +38,7 @@ def test_changes_count_the_connections_that_are_new():
     assert changes(start, connections(network)) == 2
 
 
-@pytest.mark.parametrize("make", [lambda: mc.resnet(14, 10, fan_in=6), lambda: mc.resnext(20, 4, 2, 10, fan_in=2)])
+@pytest.mark.parametrize("make", [lambda: mc.resnet(14, 10, fan_in=5), lambda: mc.resnext(20, 4, 2, 10, fan_in=2)])
 def test_scales_are_those_of_what_modules_read(make):
     network = make().eval()
     x = torch.randn(3, 3, 16, 16)

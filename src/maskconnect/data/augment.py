@@ -95,6 +95,9 @@ def prepare(image_NCHW: Tensor, plan: Augmentation, mean: Tensor, number_NK: Ten
     channels = image_NCHW.shape[1]
     if mean.shape[0] != channels or len(plan.std or mean) != channels:
         raise ConfigError(f"images have {channels} channels; mean has {mean.shape[0]}, and std must have as many.")
+    if mean.shape[1:] not in ((1, 1), image_NCHW.shape[2:]):
+        found, size = ("x".join(map(str, sides)) for sides in (mean.shape[1:], image_NCHW.shape[2:]))
+        raise ConfigError(f"images are {size} and the mean is {found}; it must be 1x1, or of the size of the images.")
     if plan.lighting and channels != 3:
         raise ConfigError(f"lighting is of red, green and blue; these images have {channels} channels.")
     x = image_NCHW.float() / 255

@@ -95,7 +95,7 @@ def wired_cells(
 
 def _wired(row: Row, cell: Cell, outcome: Outcome, out: Path, *, write: bool) -> Cell:
     seed, layout = outcome.cell.recipe.seed, outcome.cell.recipe.model.layout()
-    plain = outcome.result.wiring if outcome.result else RunFolder(outcome.folder).json("wiring.json")
+    plain = outcome.result.wiring if outcome.result else RunFolder(outcome.folder).wiring()
     if row.control == "shuffled":
         plain = layout.to_plain(shuffled(layout, layout.from_plain(plain, what="wiring.json"), seed))
     place = out / WIRINGS / f"{cell.name}.json"

@@ -13,13 +13,16 @@ from typing import Any
 
 from maskconnect.errors import CheckpointError, ConfigError
 from maskconnect.experiments.grid import folder_name
+from maskconnect.reading import read_json
 from maskconnect.recipes import Recipe, load, write
 from maskconnect.recipes.fields import read
 from maskconnect.recipes.write import assignments
 from maskconnect.training.files import write_atomically
-from maskconnect.training.folder import DATA, RunFolder, find_runs
+from maskconnect.training.folder import RunFolder, find_runs
+from maskconnect.training.run_files import SUMMARY, TEXT, WIRING, check
 
 FORMAT = 2
+FILE = {"recipe": {}, "summary": SUMMARY, "images": TEXT, "wiring": WIRING, "starts": [{}]}
 STARTS = ("time", "commit", "device", "precision", "cpu", "cuda", "threads", "torch")
 """What is kept of how a run was started."""
 
@@ -38,36 +41,27 @@ class Result:
     def accuracy(self, on: str = "test") -> float:
         """Top-1 of the last epoch, in %."""
         found = self.summary.get(on)
-        if on == "validation" and found is None:
-            raise ConfigError(f"{self.place} has no validation images; its recipe must set data.validation.")
-        try:
-            return float(found["top1"])  # type: ignore[index]
-        except (KeyError, TypeError, ValueError):
-            raise CheckpointError(f"{self.place} has no {on} accuracy; it is damaged.") from None
+        if found is None:
+            raise ConfigError(f"{self.place} has no {on} images; its recipe must set data.validation.")
+        return float(found["top1"])
 
     @property
     def left(self) -> int:
         """How many parameters pruning leaves."""
-        try:
-            return int(self.summary["parameters"]["pruned"])
-        except (KeyError, TypeError, ValueError):
-            raise CheckpointError(f"{self.place} does not say how many parameters it has; it is damaged.") from None
+        return int(self.summary["parameters"]["pruned"])
 
 
 def of_run(folder: RunFolder) -> Result:
     """What came of a run that has ended."""
-    try:
-        images = str(folder.json(DATA)["test"]["sha256"])
-    except (KeyError, TypeError):
-        raise CheckpointError(f"{folder.path / DATA} does not say which images it was tested on.") from None
+    images = folder.data()["test"]["sha256"]
     starts = tuple({key: start[key] for key in STARTS if key in start} for start in folder.starts())
-    return Result(folder.path, folder.recipe(), folder.summary(), images, folder.json("wiring.json"), starts)
+    return Result(folder.path, folder.recipe(), folder.summary(), images, folder.wiring(), starts)
 
 
 def of_file(path: Path) -> Result:
     """What a kept file tells."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read: {error}; name a run folder or a kept result.") from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
@@ -75,10 +69,10 @@ def of_file(path: Path) -> Result:
         hint = "; tools/new_format.py converts results of format 1" if old else ""
         raise ConfigError(f"{path} is not a kept result of this version of maskconnect{hint}.")
     try:
+        check(found, FILE, "it")
         recipe = read(Recipe, found["recipe"])
-        summary, starts = dict(found["summary"]), tuple(map(dict, found["starts"]))
-        return Result(path, recipe, summary, str(found["images"]), found["wiring"], starts)
-    except (KeyError, TypeError, ValueError, ConfigError) as error:
+        return Result(path, recipe, found["summary"], found["images"], found["wiring"], tuple(found["starts"]))
+    except (ValueError, ConfigError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from None
 
 

@@ -5,8 +5,6 @@ A run that has not ended is read as far as it has come.
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -22,13 +20,12 @@ from maskconnect.core.stack import MaskedStack
 from maskconnect.core.wiring import Layout
 from maskconnect.errors import CheckpointError
 from maskconnect.models import build
+from maskconnect.reading import parse_json, read_text
 from maskconnect.recipes.naming import fan_in_of, kind_of_wiring, network_name, wiring_name
 from maskconnect.recipes.schema import Network, Recipe
 from maskconnect.report.wires import Wires, fixed_wires, learned_wires
-from maskconnect.training.folder import CLASSES, PREDICTIONS, RunFolder
-
-LARGEST = 1e30
-"""Numbers beyond this are as good as infinite."""
+from maskconnect.training.folder import RunFolder
+from maskconnect.training.run_files import LARGEST
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,10 +132,8 @@ def read_run(path: Path) -> Run:
     layout = recipe.model.layout()
     try:
         summary = folder.summary() if folder.finished else None
-        if summary is not None:
-            _check_summary(summary)
         epochs = tuple(_epochs(path / "metrics.jsonl", whole=summary is not None))
-        classes = tuple(map(str, folder.json(CLASSES))) if summary is not None else ()
+        classes = folder.classes() if summary is not None else ()
         return Run(
             path=path,
             recipe=recipe,
@@ -148,9 +143,9 @@ def read_run(path: Path) -> Run:
             classes=classes,
             tested=_tested(folder, len(classes)) if summary is not None else None,
             starts=tuple(folder.starts()),
-            written=(path / "recipe.toml").read_text(encoding="utf-8"),
+            written=read_text(path / "recipe.toml"),
         )
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OSError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, OSError) as error:
         raise CheckpointError(
             f"the files in {path} do not fit each other or are damaged ({_brief(error)}); use another copy of the run."
         ) from None
@@ -164,25 +159,12 @@ def _brief(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
-def _check_summary(summary: dict[str, Any]) -> None:
-    """What tables take from a summary must be numbers."""
-    wanted = [summary["test"][key] for key in ("top1", "top5")] + [summary["best"]["test"]["top1"]]
-    wanted += [summary["parameters"][key] for key in ("weights", "mask_entries", "pruned_one_step", "pruned")]
-    wanted += [summary[key] for key in ("seconds", "steps", "epochs")] + [summary["best"]["epoch"]]
-    if summary["freeze"]:
-        wanted += [summary["freeze"][key]["top1"] for key in ("drawn", "frozen")]
-    if not all(isinstance(value, int | float) and math.isfinite(value) for value in wanted):
-        raise ValueError("summary.json has something else where numbers should be")
-    if summary["best"]["chosen_on"] not in ("test", "validation"):
-        raise ValueError("summary.json does not say what chose the best epoch")
-
-
 def _epochs(place: Path, *, whole: bool) -> Iterator[Epoch]:
     """The epochs of a run so far; the last line of one that is being written may be cut."""
-    lines = place.read_text(encoding="utf-8").splitlines() if place.exists() else []
+    lines = read_text(place).splitlines() if place.exists() else []
     for number, text in enumerate(lines, start=1):
         try:
-            line = json.loads(text)
+            line = parse_json(text, finite=False)
         except ValueError:
             if number == len(lines) and not whole:
                 return
@@ -220,7 +202,7 @@ def _frames(folder: RunFolder, recipe: Recipe, layout: Layout, last: int | None)
     A run that was stopped and went on may hold masks of epochs that it will see again: none after `last` is read.
     """
     place = folder.path / "wiring.json"
-    fixed = layout.from_plain(json.loads(place.read_text()), what=str(place)) if place.exists() else None
+    fixed = layout.from_plain(folder.wiring(), what=str(place)) if place.exists() else None
     candidates, model = layout.candidates(), recipe.model
     counts = fan_in_of_targets(model.fan_in, layout, candidates)
     if not recipe.learns:
@@ -252,18 +234,9 @@ def _checked(found: Tensor, like: Tensor, file: Path) -> Tensor:
 
 
 def _tested(folder: RunFolder, classes: int) -> Tested:
-    found = folder.tensors(PREDICTIONS)
-    label_N, class_NR = found["label"], found["class"]
-    both = torch.cat([label_N, class_NR[:, 0]])
-    if len(both) and not 0 <= int(both.min()) <= int(both.max()) < classes:
-        raise ValueError(f"{PREDICTIONS} names classes that {CLASSES} does not")
-    pictures = found.get("wrong_images")
-    wrong = tuple(found["wrong"].tolist())
-    if pictures is not None and (len(pictures) != len(wrong) or pictures.dtype != torch.uint8 or pictures.dim() != 4):
-        raise ValueError(f"{PREDICTIONS} has pictures of another kind")
-    if not all(0 <= index < len(label_N) for index in wrong):
-        raise ValueError(f"{PREDICTIONS} has mistakes in images that it has not")
-    return Tested(label_N, class_NR[:, 0], found["probability"][:, 0], wrong, pictures)
+    found = folder.predictions(classes)
+    wrong, pictures = tuple(found["wrong"].tolist()), found.get("wrong_images")
+    return Tested(found["label"], found["class"][:, 0], found["probability"][:, 0], wrong, pictures)
 
 
 @lru_cache(maxsize=32)

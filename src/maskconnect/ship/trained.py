@@ -11,14 +11,14 @@ from maskconnect.ship.preprocessing import of_recipe
 from maskconnect.ship.saved import Saved
 from maskconnect.training import options
 from maskconnect.training.folder import INPUT
-from maskconnect.training.loading import ended, trained_classes, trained_mean, trained_network
+from maskconnect.training.loading import ended, trained_classes, trained_network
 from maskconnect.training.options import Options
 
 
 def from_run(path: Path, device: str = "cpu") -> Saved:
     """The network of a run that has ended, with its classes and its preprocessing, from the files in its folder."""
     folder = ended(path)
-    recipe, classes, mean = folder.recipe(), trained_classes(folder), trained_mean(folder)
+    recipe, classes, mean = folder.recipe(), trained_classes(folder), folder.mean()
     try:
         preprocessing = of_recipe(recipe, mean)
     except ConfigError as error:

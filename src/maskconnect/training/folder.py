@@ -27,8 +27,10 @@ from typing import Any, TextIO
 from torch import Tensor
 
 from maskconnect.errors import CheckpointError, ConfigError
+from maskconnect.reading import read_json, regular
 from maskconnect.recipes import Recipe, load, write
 from maskconnect.recipes.write import assignments
+from maskconnect.training import run_files
 from maskconnect.training.checkpoint import Checkpoints
 from maskconnect.training.environment import environment
 from maskconnect.training.files import (
@@ -44,6 +46,7 @@ from maskconnect.training.options import Options
 
 MODEL, INPUT, PREDICTIONS = "final/model.safetensors", "final/input.safetensors", "final/predictions.safetensors"
 DATA, CLASSES, ENVIRONMENT = "data.json", "final/classes.json", "environment.json"
+SUMMARY, WIRING, METRICS = "summary.json", "wiring.json", "metrics.jsonl"
 
 
 class RunFolder:
@@ -59,7 +62,7 @@ class RunFolder:
     @property
     def finished(self) -> bool:
         """Whether the run has ended."""
-        return (self.path / "summary.json").exists()
+        return (self.path / SUMMARY).exists()
 
     def claim(self, recipe: Recipe) -> dict[str, Any] | None:
         """Make the folder this run's own; an error if it holds another recipe, or if another process works in it.
@@ -70,6 +73,9 @@ class RunFolder:
         new = [place for place in new if not place.exists()]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            for name in (LOCK, METRICS):  # a pipe there would be waited for
+                if (self.path / name).exists():
+                    regular(self.path / name)
             self._lock = (self.path / LOCK).open("w")
         except OSError as error:
             raise ConfigError(
@@ -124,7 +130,7 @@ class RunFolder:
         """The record of all starts, as far as it can be read."""
         found: Any = []
         with suppress(OSError, ValueError):
-            found = json.loads((self.path / ENVIRONMENT).read_text(encoding="utf-8"))
+            found = read_json(self.path / ENVIRONMENT)
         return [start for start in found if isinstance(start, dict)] if isinstance(found, list) else []
 
     def open_metrics(self, size: int) -> None:
@@ -162,12 +168,27 @@ class RunFolder:
         place.parent.mkdir(exist_ok=True)
         write_atomically(place, json.dumps(finite(content), indent=1) + "\n")
 
-    def json(self, name: str) -> Any:
-        """What a file says."""
-        try:
-            return json.loads((self.path / name).read_text())
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{self.path / name} cannot be read: {error}; it is a part of the run.") from None
+    def data(self) -> dict[str, Any]:
+        """Which images the run is of."""
+        found: dict[str, Any] = run_files.read_plain(self.path / DATA, run_files.DATA)
+        return found
+
+    def wiring(self) -> list[Any]:
+        """Which modules feed which, as plain data."""
+        found: list[Any] = run_files.read_plain(self.path / WIRING, run_files.WIRING)
+        return found
+
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes."""
+        return run_files.read_classes(self.path / CLASSES)
+
+    def mean(self) -> Tensor:
+        """What is subtracted from every image."""
+        return run_files.read_mean(self.path / INPUT)
+
+    def predictions(self, classes: int) -> dict[str, Tensor]:
+        """What the final network said of the test images."""
+        return run_files.read_predictions(self.path / PREDICTIONS, classes)
 
     def write_tensors(self, name: str, tensors: dict[str, Tensor]) -> None:
         """Tensors, likewise."""
@@ -183,14 +204,11 @@ class RunFolder:
 
     def summary(self) -> dict[str, Any]:
         """What came of the run."""
-        try:
-            found: dict[str, Any] = json.loads((self.path / "summary.json").read_text())
-        except FileNotFoundError:
+        if not self.finished:
             if not (self.path / "recipe.toml").exists():
-                raise ConfigError(f"{self.path} is no run folder: it has no recipe.toml.") from None
-            raise ConfigError(f"the run in {self.path} has not ended; go on with it: {self.command()}") from None
-        except ValueError:
-            raise CheckpointError(f"{self.path / 'summary.json'} is damaged.") from None
+                raise ConfigError(f"{self.path} is no run folder: it has no recipe.toml.")
+            raise ConfigError(f"the run in {self.path} has not ended; go on with it: {self.command()}")
+        found: dict[str, Any] = run_files.read_plain(self.path / SUMMARY, run_files.SUMMARY)
         return found
 
     def command(self) -> str:

@@ -7,12 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from maskconnect.errors import CheckpointError
+from maskconnect.errors import CheckpointError, cut
 from maskconnect.recipes.schema import Recipe
 from maskconnect.training import images, options
-from maskconnect.training.folder import CLASSES, DATA, INPUT, MODEL, RunFolder
+from maskconnect.training.folder import CLASSES, DATA, MODEL, RunFolder
 from maskconnect.training.images import Prepared
 from maskconnect.training.network import make_network
 from maskconnect.training.options import Machine, Options
@@ -48,8 +48,8 @@ def load_run(path: Path, how: Options) -> tuple[nn.Module, Prepared, Machine]:
 
 def _images(folder: RunFolder, recipe: Recipe, how: Options, machine: Machine) -> Prepared:
     """The images of a run; an error if they are no longer what they were."""
-    prepared = images.prepare(recipe, how, machine.device, mean=trained_mean(folder))
-    prepared.compare(folder.json(DATA))
+    prepared = images.prepare(recipe, how, machine.device, mean=folder.mean())
+    prepared.compare(folder.data())
     return prepared
 
 
@@ -60,23 +60,12 @@ def ended(path: Path) -> RunFolder:
     return folder
 
 
-def trained_mean(folder: RunFolder) -> Tensor:
-    """What the network of a run wants to be subtracted from every image."""
-    found = folder.tensors(INPUT)
-    if "mean" not in found:
-        raise CheckpointError(f"{folder.path / INPUT} has no mean in it; it is of another program.")
-    return found["mean"]
-
-
 def trained_classes(folder: RunFolder) -> tuple[str, ...]:
     """The names of the classes that a run has learned to tell apart."""
-    found = folder.json(CLASSES)
-    if not isinstance(found, list) or not found or not all(isinstance(name, str) for name in found):
-        raise CheckpointError(f"{folder.path / CLASSES} is no list of names; it is damaged.")
-    data = folder.json(DATA)
-    if not isinstance(data, dict) or data.get("classes") != found:
+    found = folder.classes()
+    if tuple(folder.data()["classes"]) != found:
         raise CheckpointError(f"{folder.path / CLASSES} and {DATA} beside it name different classes; one is damaged.")
-    return tuple(found)
+    return found
 
 
 def trained_network(folder: RunFolder, recipe: Recipe, classes: int, channels: int, machine: Machine) -> nn.Module:
@@ -85,7 +74,7 @@ def trained_network(folder: RunFolder, recipe: Recipe, classes: int, channels: i
         network = make_network(recipe, classes, channels, machine)
     try:
         network.load_state_dict(folder.tensors(MODEL))
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
+    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+        reason = cut(str(error).splitlines()[0])
         raise CheckpointError(f"{folder.path / MODEL} does not fit the recipe beside it: {reason}") from None
     return network.eval()

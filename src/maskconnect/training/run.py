@@ -193,7 +193,7 @@ class Run:
             self.keep_masks(epoch=0)
         else:
             step, saved = found
-            self.ranks.on_first(lambda: self.images.compare(self.folder.json(DATA)))
+            self.ranks.on_first(lambda: self.images.compare(self.folder.data()))
             self.state.load(saved)
             self.ranks.on_first(lambda: self.folder.open_metrics(saved["metrics_size"]))
             self.board.first = step + 1
