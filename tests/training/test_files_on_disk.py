@@ -1,5 +1,6 @@
 """Runs on images in files, which worker processes decode."""
 
+import multiprocessing
 import os
 import signal
 import time
@@ -158,10 +159,11 @@ def test_a_run_that_has_lost_a_worker_goes_on_to_the_same_result(folder):
 
     class Kill(runs.Silent):
         def progress(self, now):
-            if now.step == 4:
-                os.kill(loaders(os.getpid())[0], signal.SIGKILL)
+            if now.step == 1:  # of six; the loader has asked for two more by now, which may have come
+                for worker in multiprocessing.active_children():
+                    worker.kill()
 
-    with pytest.raises(LostWorkerError, match="goes on from step 4"):
+    with pytest.raises(LostWorkerError, match=r"goes on from step [123]\."):
         runs.run(replace(recipe, training=replace(recipe.training, batch_size=4)), out, Kill(), data=folder, workers=1)
     for place, workers in ((out, 0), (folder / "whole", 1)):
         runs.run(replace(recipe, training=replace(recipe.training, batch_size=4)), place, data=folder, workers=workers)

@@ -126,26 +126,38 @@ def _loaded(pictures: Pictures, parts: Any, workers: int) -> Iterator[list[tuple
     """The pictures of each part, decoded by worker processes."""
     # A generator of its own: the loader draws from it for its workers, and torch's global one is the network's.
     own = torch.Generator()
-    loader = iter(
+    loader: Any = iter(
         DataLoader(
             pictures, batch_sampler=parts, num_workers=workers, collate_fn=list, generator=own, worker_init_fn=_quiet
         )
     )
-    try:
-        with _deaths_wait():
+    with _deaths_wait():
+        try:
             yield from loader
-    except DataError as error:
-        said = str(error)
-        if said.startswith("Caught "):  # from a worker it comes with a traceback in its text
-            said = said.strip().rpartition(f"{_NAME}: ")[2]
-        raise DataError(said) from None
-    except RuntimeError as error:
-        if not str(error).startswith("DataLoader worker (pid"):
-            raise
-        raise LostWorkerError(
-            "a process that loads images was killed, perhaps because memory ran out; lower --workers "
-            f"(it is {workers}), and start again."
-        ) from None
+        except DataError as error:
+            said = str(error)
+            if said.startswith("Caught "):  # from a worker it comes with a traceback in its text
+                said = said.strip().rpartition(f"{_NAME}: ")[2]
+            raise DataError(said) from None
+        except (RuntimeError, ConnectionError, EOFError) as error:
+            if not _lost_a_worker(error):
+                raise
+            raise LostWorkerError(
+                "a process that loads images was killed, perhaps because memory ran out; lower --workers "
+                f"(it is {workers}), and start again."
+            ) from None
+        finally:
+            if workers:
+                loader._shutdown_workers()  # before deaths count again: torch asks of all that it knows
+
+
+def _lost_a_worker(error: Exception) -> bool:
+    """Whether an error of a loader is the death of a worker; if its last batch was on the way, a broken connection.
+
+    (Errors of a worker that lives start with "Caught".)
+    """
+    broken = isinstance(error, ConnectionError | EOFError) and not str(error).startswith("Caught ")
+    return broken or str(error).startswith("DataLoader worker (pid")
 
 
 @contextmanager
