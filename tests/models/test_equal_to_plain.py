@@ -89,7 +89,7 @@ RESNEXTS = {  # kind, stages, width, cardinality, stem width, image size
 @pytest.mark.parametrize("norm", ["branch", "sum"])
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [(name, torch.float64) for name in RESNEXTS]
+    [pytest.param(name, torch.float64, marks=[pytest.mark.slow] * ("imagenet" in name)) for name in RESNEXTS]
     + [pytest.param(name, torch.float32, marks=[pytest.mark.slow] * (name in LARGE)) for name in RESNEXTS],
     ids=str,
 )

@@ -144,7 +144,10 @@ def test_a_folder_that_holds_something_else_is_left_alone(learned, type_in, tmp_
     assert (code, "cannot be written" in errors) == (2, True)
 
 
-@pytest.mark.parametrize("moment", [1, 2, 7])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("moment", [1, pytest.param(2, marks=SLOW), pytest.param(7, marks=SLOW)])
 def test_a_prune_that_is_killed_as_it_writes_starts_again(moment, learned, type_in, tmp_path):
     """The first file; after it; and, when the network is whole, the report."""
     words = ["prune", learned, "--out", "slim", *QUICK]

@@ -320,7 +320,7 @@ mc.save(mc.resnet(8, 7, 2, seed=5), "saved", preprocessing=how)
 """
 
 
-@pytest.mark.parametrize("moment", [1, 2, 4, 5, 7])
+@pytest.mark.parametrize("moment", [1, *(pytest.param(moment, marks=pytest.mark.slow) for moment in (2, 4, 5, 7))])
 def test_a_save_that_is_killed_can_be_made_again(moment, tmp_path):
     """SIGKILL before the first of three files is in its place, after each of the first two, in the last; and none."""
     model, folder = network("resnet", "frozen"), tmp_path / "saved"

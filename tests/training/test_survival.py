@@ -58,7 +58,7 @@ def test_a_run_without_a_checkpoint_in_the_middle_goes_on_from_the_end_of_a_phas
     assert runs.results(out) == never_stopped
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_process_killed_again_and_again_ends_as_one_that_was_not(seed, tmp_path, never_stopped):
     """SIGKILL at random moments: while data are read, in a step, in an evaluation, while a checkpoint is written."""
     runs.tiny(tmp_path)
