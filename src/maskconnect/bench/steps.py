@@ -33,7 +33,7 @@ from maskconnect.ship.measure import Times, interleaved
 LAYOUTS = {"channels first": torch.contiguous_format, "channels last": torch.channels_last}
 SIDE = 32
 LONG = 10**9
-"""Steps over which blended masks become the top-K: so many that none of those measured is near the end."""
+"""Steps over which blended masks become the top-K: far more than are measured."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ K fan-in.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,12 +41,16 @@ class Learning(ABC):
             or "none", a control in which masks never learn.
         credit: what of a source counts for its mask: the "whole" of it, as in the paper, or what is "new" in it,
             without its part along the join of the target. "new" works with the aggregations mean, residual and sum.
+        steps: the number of optimizer steps after which the top-K is read, if that is to be.
     """
 
     gradient: str = "plain"
     credit: str = "whole"
+    steps: int | None = None
 
     def __post_init__(self) -> None:
+        if self.steps is not None:
+            object.__setattr__(self, "steps", _checked_steps(self.steps))
         if self.gradient not in GRADIENTS:
             raise unknown_name("gradient", self.gradient, GRADIENTS)
         if self.credit not in CREDITS:
@@ -61,8 +65,8 @@ class Learning(ABC):
         """Step 1 of Algorithm 1: what the next forward pass reads, from the normalised real masks."""
 
     def has_ended(self, steps: int) -> bool:
-        """Whether forward passes read what the freeze would fix; always, of a way that has no end."""
-        return True
+        """Whether masks learned for all `steps`, in the last of which the top-K was read; without `steps`, always."""
+        return self.steps is None or steps >= self.steps
 
     def descent(self, grad_TS: Tensor, candidate_TS: Tensor) -> Tensor:
         """What step 3 of Algorithm 1 subtracts from the real masks, but for the learning rate."""
@@ -90,17 +94,14 @@ class Draw(Learning):
     """
 
     temperature: float = 1.0
-    steps: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "temperature", number("temperature", self.temperature))
         if self.temperature not in (0, 1):
             raise ConfigError(f"temperature is {self.temperature}; it must be 1 (draw) or 0 (read the top-K).")
-        if self.steps is not None:
-            object.__setattr__(self, "steps", _checked_steps(self.steps))
-            if not self.temperature:
-                raise ConfigError("temperature is 0, which reads the top-K from the start; to cool down, start from 1.")
+        if self.steps is not None and not self.temperature:
+            raise ConfigError("temperature is 0, which reads the top-K from the start; to cool down, start from 1.")
         if self.gradient == "none" and (self.steps is not None or not self.temperature):
             raise ConfigError(
                 "gradient is 'none', a control that draws from uniform masks; use temperature 1 without cooling."
@@ -109,10 +110,6 @@ class Draw(Learning):
     def temperature_after(self, steps: int) -> float:
         """The temperature of the draws."""
         return self.temperature if self.steps is None else _cooled(steps, self.steps)
-
-    def has_ended(self, steps: int) -> bool:
-        """Whether draws have cooled down; always, of those that do not cool."""
-        return self.steps is None or steps >= self.steps
 
     def read(self, masks: ConnectivityMasks, real_TS: Tensor) -> BinaryMasks:
         """K sources per target."""
@@ -131,17 +128,16 @@ class Blend(Learning):
         steps: the number of optimizer steps that masks learn for. Freeze after them.
         uniform_floor: this part of each mask is spread evenly over its candidates, so that no source stays untrained.
             By default 0.1, or 0 where `mask_init` favours some sources.
-        gradient: "direction" (default), "plain" or "none"; see `Learning`.
+        gradient: "direction" (default) or "plain"; see `Learning`.
         credit: "whole" (default) or "new"; see `Learning`.
     """
 
-    steps: int
+    steps: int = field()
     uniform_floor: float | None = None
     gradient: str = "direction"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "steps", _checked_steps(self.steps))
         if self.uniform_floor is not None:
             object.__setattr__(self, "uniform_floor", number("uniform_floor", self.uniform_floor))
             if not 0 <= self.uniform_floor < 1:
@@ -153,17 +149,14 @@ class Blend(Learning):
         """From 1 down to 0 in a straight line."""
         return _cooled(steps, self.steps)
 
-    def has_ended(self, steps: int) -> bool:
-        """Whether masks have learned for all `steps`; in the last one the top-K alone was read."""
-        return steps >= self.steps
-
     def read(self, masks: ConnectivityMasks, real_TS: Tensor) -> BinaryMasks:
         """All candidates, each in part."""
         temperature = self.temperature_after(masks.steps_taken)
         if not temperature:
             return masks.top()
         floor = default_floor(masks.decay) if self.uniform_floor is None else self.uniform_floor
-        top_TS, real_TS = masks.top().mask_TS, masks.swapped_to_top(real_TS)
+        top_TS = masks.top().mask_TS
+        real_TS = masks.swapped_to(top_TS, real_TS)
         share_TS = shares(real_TS, masks.candidate_TS, masks.fan_in_T, temperature=temperature, uniform_floor=floor)
         return masks.blended(share_TS, top_TS)
 
@@ -175,7 +168,7 @@ def default_floor(decay: float) -> float:
 
 def to_plain(how: Learning) -> dict[str, Any]:
     """A way to learn as plain data, for JSON."""
-    return {"way": type(how).__name__.lower()} | {field.name: getattr(how, field.name) for field in fields(how)}
+    return {"way": type(how).__name__.lower()} | {each.name: getattr(how, each.name) for each in fields(how)}
 
 
 def from_plain(data: dict[str, Any]) -> Learning:

@@ -180,9 +180,9 @@ class ConnectivityMasks(nn.Module):
         covered = cover(found.sources, self.candidates, self.layout, lambda target, k: rows[target - first][k])
         return self._meaning(write_mask(covered, self.layout, self.candidates))
 
-    def swapped_to_top(self, real_TS: Tensor) -> Tensor:
+    def swapped_to(self, top_TS: Tensor, real_TS: Tensor) -> Tensor:
         """The real masks in which sources that `use_all` swaps in have the value of those that they replace."""
-        top_TS, largest_TS = self.top().mask_TS, self.preferred_top(real_TS)
+        largest_TS = self.preferred_top(real_TS)
         for t in (top_TS != largest_TS).any(dim=1).nonzero().flatten().tolist():
             new, old = (top_TS[t] & ~largest_TS[t]).nonzero(), (largest_TS[t] & ~top_TS[t]).nonzero()
             real_TS[t, new], real_TS[t, old] = real_TS[t, old], real_TS[t, new]

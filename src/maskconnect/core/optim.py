@@ -75,7 +75,7 @@ def attach(optimizer: Optimizer, model: nn.Module, how: Learning | None = None) 
             "stack.masks.real.requires_grad_(), or mc.freeze(model) if they should not learn."
         )
     groups_of(optimizer, masks)
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    held = _groups_by_parameter(optimizer)
     kept = [m for m in masks_of(model) if id(m.real) in held]  # frozen ones too, so that no optimizer moves them
     for m in kept:
         m.learn_by(how)
@@ -151,13 +151,18 @@ class MaskUpdate:
 
 def groups_of(optimizer: Optimizer, masks: list[ConnectivityMasks]) -> list[dict[str, Any]]:
     """The parameter group that holds each of the masks."""
-    held = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    held = _groups_by_parameter(optimizer)
     if not all(id(m.real) in held for m in masks):
         raise ConfigError(
             "the optimizer does not hold the masks of this model; make it with mc.param_groups(model, ...), "
             "after the model has been loaded or moved."
         )
     return [held[id(m.real)] for m in masks]
+
+
+def _groups_by_parameter(optimizer: Optimizer) -> dict[int, dict[str, Any]]:
+    """The parameter group of every parameter, by its id."""
+    return {id(p): group for group in optimizer.param_groups for p in group["params"]}
 
 
 def _descend_(real: Tensor, grad: Tensor | None, group: dict[str, Any], optimizer: Optimizer) -> None:
