@@ -36,7 +36,7 @@ import maskconnect as mc
             {"fan_in": 2, "aggregation": "max"},
             "aggregation is 'max'; it must be one of mean, residual, stream, sum, scaled, or a callable",
         ),
-        ({"fan_in": 2, "align": "pad"}, "align is 'pad'; it must be a callable"),
+        ({"fan_in": 2, "align": "pad"}, "align is 'pad'; it must be 'nhwc' or a callable"),
         ({"fan_in": 2, "seed": -1}, "seed is -1; it must be at least 0"),
         ({"fan_in": 2, "seed": 2**64}, "it must be at least 0 and below 2**63"),
         ({"fan_in": 2, "seed": 1.5}, "seed is 1.5; it must be an integer"),

@@ -203,10 +203,13 @@ class Own(nn.Sequential):
             r"there is no 'blocks' in this Stages\. Lists of blocks in this model: 'layer1', 'layer2'",
         ),
         (nn.Linear(2, 2), "x", r"Lists of blocks in this model: none\."),
-        (Vit(), "head", "'head' is a Linear; it must be an nn.Sequential or an nn.ModuleList"),
-        (Vit(depth=1), "encoder.layers", "'encoder.layers' has 1 blocks; to wire them anew takes at least 2"),
+        (Vit(), "head", "'head' is a Linear, which has no blocks; it must be an nn.Sequential, an nn.ModuleList"),
+        (Vit(depth=1), "encoder.layers", "'encoder.layers' has 1 blocks; at least 2 are needed"),
         (nn.ModuleList([nn.Linear(2, 2)] * 2), "", "the model is itself an nn.ModuleList"),
-        (nn.Sequential(Own(nn.Linear(2, 2), nn.Tanh())), "0", "'0' is a Own with a forward of its own"),
+        (Vit(), "", "'' is a Vit, which has children of different classes, so it is not a chain of blocks"),
+        (Vit(), "encoder", "'encoder' is a ModuleDict, which does not say in which order its blocks run"),
+        (Vit(), [], "path is \\[\\]; it must be the name of a list of blocks, or several"),
+        (Stages(), ["layer1", "layer1"], "'layer1' is named twice, or has another of the lists in it"),
         ("vit", "", "model is a str; it must be an nn.Module"),
         (Vit(), 3, "path is 3; it must be the name of a list of blocks"),
         (mc.resnet(8, 10, 2), "stack", "'stack' is a MaskedStack already, or a part of one"),
@@ -230,17 +233,17 @@ def test_a_mistake_leaves_the_model_as_it_was():
 
 
 @pytest.mark.parametrize("kind", ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"])
-def test_hooks_on_the_list_itself_are_an_error(kind):
-    model = Stages()
-    getattr(model.layer1, f"register_{kind}")(lambda *_: None)
-    with pytest.raises(mc.ConfigError, match="'layer1' has hooks, which a stack in its place would not run"):
-        mc.rewire(model, "layer1", fan_in=1)
+def test_hooks_on_the_list_itself_still_run(kind):
+    model, seen = Stages(), []
+    getattr(model.layer1, f"register_{kind}")(lambda *_: seen.append(kind))
+    mc.rewire(model, "layer1", fan_in=1)(torch.randn(2, 3, 8, 8)).sum().backward()
+    assert seen == [kind]
 
 
 def test_a_forward_of_the_instance_is_an_error():
     model = Stages()
     model.layer1.forward = lambda x: x
-    with pytest.raises(mc.ConfigError, match="'layer1' is a Sequential with a forward of its own"):
+    with pytest.raises(mc.ConfigError, match="'layer1' has had its forward replaced by another"):
         mc.rewire(model, "layer1", fan_in=1)
 
 
@@ -263,10 +266,9 @@ def test_a_model_inside_ddp_is_an_error(tmp_path):
         torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("aggregation", ["residual", "stream"])
-def test_a_join_that_needs_residuals_is_refused(aggregation):
-    with pytest.raises(mc.ConfigError, match="needs the residuals of blocks, and the blocks of '' return whole"):
-        mc.rewire(nn.Sequential(*mlp_blocks(4)), "", fan_in=2, aggregation=aggregation)
+def test_a_join_that_needs_what_blocks_add_is_refused():
+    with pytest.raises(mc.ConfigError, match="aggregation is 'stream', which needs blocks that return what they add"):
+        mc.rewire(nn.Sequential(*mlp_blocks(4)), "", fan_in=2, aggregation="stream")
 
 
 @pytest.mark.parametrize("aggregation", ["mean", "scaled"])

@@ -48,6 +48,9 @@ class Loops(nn.Module):
         elif self.way == "checkpoint":
             for block in self.blocks:
                 x = checkpoint(block, x, use_reentrant=False)
+        elif self.way == "reentrant":
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=True)
         elif self.way == "reversed":
             for block in reversed(self.blocks):
                 x = block(x)
@@ -147,11 +150,13 @@ def test_checkpointing_goes_around_the_whole_list(reentrant):
         torch.testing.assert_close(a.grad, b.grad, msg=name)
 
 
+@pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(
-    ("way", "said"), [("reversed", "block 4 was run out of turn, alone"), ("checkpoint", "but not around each")]
+    ("way", "said"),
+    [("reversed", "block 4 was run out of turn, alone"), ("reentrant", "needs use_reentrant=False")],
 )
-def test_blocks_that_run_out_of_turn_are_an_error(way, said):
-    model = mc.rewire(Loops(way), "blocks", fan_in=2)
+def test_blocks_that_run_out_of_turn_are_an_error(way, said, training):
+    model = mc.rewire(Loops(way), "blocks", fan_in=2).train(training)
     with pytest.raises(mc.ConnectivityError, match=said):
         model(torch.randn(2, 3, 16, requires_grad=True)).sum().backward()
     model.way = "index"

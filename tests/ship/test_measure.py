@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import maskconnect as mc
-from maskconnect.errors import ConfigError, ConnectivityError
+from maskconnect.errors import ConfigError
 from maskconnect.pruning.prune import pruned_parameters
 from maskconnect.ship.measure import WARM_UP, Ratio, Times, interleaved, latency, macs
 from maskconnect.ship.random_pruning import WeightsLeft, random_pruning, random_wirings
@@ -432,8 +432,9 @@ def test_what_cannot_be_meant_is_refused():
             call()
 
 
-def test_a_model_that_runs_its_blocks_itself_is_measured_but_not_pruned_at_random():
-    rewired = mc.rewire(nn.Sequential(*mlp_blocks(4)), "", 2, connectivity="random")
+def test_a_model_that_runs_its_blocks_itself_is_measured_and_pruned_at_random():
+    blocks = mlp_blocks(4)
+    rewired = mc.rewire(nn.Sequential(*blocks), "", connectivity=[[], [0], [0, 1], [0, 1]])
     assert macs(rewired, (6,)) == 4 * 36
-    with pytest.raises(ConnectivityError, match="the model itself runs them"):
-        random_pruning(rewired)
+    stack = mc.MaskedStack(blocks, connectivity=[[], [0], [0, 1], [0, 1]])
+    assert random_pruning(rewired, draws=20) == random_pruning(stack, draws=20)

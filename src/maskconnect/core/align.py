@@ -27,6 +27,19 @@ def align(source: Tensor, shape: Size) -> Tensor | None:
     return subsampled(source, strides, extra)
 
 
+def align_nhwc(source: Tensor, shape: Size) -> Tensor | None:
+    """The same, for tensors whose channels are the last axis."""
+    if source.dim() != len(shape) or source.dim() < 4:
+        return None
+    wanted = Size((shape[0], shape[-1], *shape[1:-1]))
+    found = align(source.movedim(-1, 1), wanted)
+    return None if found is None else found.movedim(1, -1)
+
+
+ALIGNS = {"nhwc": align_nhwc}
+"""Ways to align that have a name."""
+
+
 def leads_through(found: Size, middle: Size, wanted: Size) -> bool:
     """Whether `align` gives the same by way of a shape that it has led to already."""
     if not len(found) == len(middle) == len(wanted) > 3 or middle[1] > wanted[1]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from maskconnect.core.align import ALIGNS
 from maskconnect.core.residual import is_pair
 from maskconnect.core.wiring import Layout, Sources, random_wiring
 from maskconnect.errors import ConfigError, ConnectivityError, integer, shown, unknown_name
@@ -24,8 +25,8 @@ def check_options(aggregation: Any, align: Any, use_all: Any, seed: Any) -> None
     """The arguments that need nothing but a look."""
     if not callable(aggregation) and not (isinstance(aggregation, str) and aggregation in AGGREGATIONS):
         raise unknown_name("aggregation", aggregation, AGGREGATIONS, or_else=", or a callable")
-    if align is not None and not callable(align):
-        raise ConfigError(f"align is {shown(align)}; it must be a callable fn(source, shape).")
+    if align is not None and not callable(align) and not (isinstance(align, str) and align in ALIGNS):
+        raise ConfigError(f"align is {shown(align)}; it must be 'nhwc' or a callable fn(source, shape).")
     if not isinstance(use_all, bool):
         raise ConfigError(f"use_all is {shown(use_all)}; it must be True or False.")
     if not 0 <= integer("seed", seed) < 2**63:

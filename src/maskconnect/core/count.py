@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import NamedTuple
 
 from torch import nn
 
 from maskconnect.core.lookup import masks_of, stacks_of
+from maskconnect.core.masks import ConnectivityMasks
 from maskconnect.core.stack import MaskedStack
-from maskconnect.errors import ConnectivityError
+
+Place = tuple[nn.Module, str]
+"""Where a module is registered: in which other module, under which name."""
 
 
 class ParameterCount(NamedTuple):
@@ -41,21 +44,8 @@ def pruned_parameters(model: nn.Module) -> PrunedCount:
 
     A weight that something else in the model uses too is counted once, and stays.
     """
-    prunable_stacks_of(model)
     weights = count_parameters(model).weights
     return PrunedCount(weights, _weights(model, _read_or_last), _weights(model, _alive))
-
-
-def prunable_stacks_of(model: nn.Module) -> list[tuple[str, MaskedStack]]:
-    """Every stack of a model under each of its names, outer ones first; an error if modules cannot be taken out."""
-    found = stacks_of(model)
-    for name, stack in found:
-        if not stack.runs_its_modules:
-            raise ConnectivityError(
-                f"the blocks of {name or type(model).__name__!r} come from mc.rewire: the model itself runs them, "
-                "so none can be taken out. Only a network that is built with mc.MaskedStack can be pruned."
-            )
-    return found
 
 
 Way = frozenset[tuple[MaskedStack, int]]
@@ -66,19 +56,15 @@ def weights_by_ways(model: nn.Module) -> dict[frozenset[Way], int]:
     """How many weights stay together, whatever the wiring: those of one entry stay where any of its ways does."""
     ways: dict[nn.Parameter, set[Way]] = {}
 
+    outside = {place for _, stack in stacks_of(model) for place in stack.places()}
+
     def walk(part: nn.Module, way: Way) -> None:
-        stacks: list[MaskedStack] = []
-
-        def nothing(stack: MaskedStack) -> Sequence[bool]:
-            stacks.append(stack)
-            return [False] * len(stack.flat())
-
-        for inner in _kept(part, nothing):
+        for inner in _kept(part, outside):
             for p in inner.parameters(recurse=False):
                 ways.setdefault(p, set()).add(way)
-        for stack in stacks:
-            for number, block in enumerate(stack.flat()):
-                walk(block, way | {(stack, number)})
+            if isinstance(inner, MaskedStack):
+                for number, block in enumerate(inner.flat()):
+                    walk(block, way | {(inner, number)})
 
     walk(model, frozenset())
     sizes: Counter[frozenset[Way]] = Counter()
@@ -98,17 +84,16 @@ def _alive(stack: MaskedStack) -> Sequence[bool]:
 
 
 def _weights(model: nn.Module, stays: Callable[[MaskedStack], Sequence[bool]]) -> int:
-    kept = {p for part in _kept(model, stays) for p in part.parameters(recurse=False)}
+    gone: set[Place] = set()
+    for _, stack in stacks_of(model):
+        gone |= {place for place, on in zip(stack.places(), stays(stack), strict=True) if not on}
+    kept = {p for part in _kept(model, gone) for p in part.parameters(recurse=False)}
     return sum(p.numel() for p in kept)
 
 
-def _kept(part: nn.Module, stays: Callable[[MaskedStack], Sequence[bool]]) -> Iterator[nn.Module]:
-    """A module and all inside of it, but for masks and for the modules of stacks that go."""
+def _kept(part: nn.Module, gone: Set[Place]) -> Iterator[nn.Module]:
+    """A module and all inside of it, but for masks and for what is registered in places that go."""
     yield part
-    children = list(part.children())
-    if isinstance(part, MaskedStack):
-        blocks = part.flat()
-        children = [child for child in children if child not in (part.masks, getattr(part, "blocks", None), *blocks)]
-        children += [block for block, on in zip(blocks, stays(part), strict=True) if on]
-    for child in children:
-        yield from _kept(child, stays)
+    for name, child in part._modules.items():
+        if child is not None and (part, name) not in gone and not isinstance(child, ConnectivityMasks):
+            yield from _kept(child, gone)

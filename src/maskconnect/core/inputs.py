@@ -43,7 +43,7 @@ class Inputs:
         """Whether the inputs of a layer are made together."""
         return isinstance(self.aggregation, LayerAggregation)
 
-    def outputs(self, x: Any, align: Callable[[Tensor, Size], Tensor] | None, known: Shapes | None) -> Outputs:
+    def outputs(self, x: Any, align: Callable[[Tensor, Size], Tensor | None] | None, known: Shapes | None) -> Outputs:
         """A place for the outputs of this pass, whose input is x."""
         pairs, tensors = self.aggregation == "residual", not callable(self.aggregation)
         shared: frozenset[tuple[int, int]] = self._shared() if pairs else frozenset()
@@ -54,7 +54,7 @@ class Inputs:
         reads = Counter(
             (k, self.masks.fan_in[target])
             for target in filter(self.runs, self.layout.targets)
-            for k in self._needed(target)
+            for k in self.needed(target)
         )
         return frozenset(read for read, count in reads.items() if count > 1)
 
@@ -63,7 +63,7 @@ class Inputs:
         """What every target reads beside its sources: in a stream, the input of the stack."""
         return (INPUT,) if self.aggregation == "stream" else ()
 
-    def _needed(self, target: int) -> tuple[int, ...]:
+    def needed(self, target: int) -> tuple[int, ...]:
         """The sources whose outputs a target needs: all its candidates while learning, else the active ones."""
         return self.candidates[target] if self.rows is not None else self.masks.sources[target]
 
@@ -81,7 +81,7 @@ class Inputs:
         if target not in self.layout.targets:
             return []
         before, fan_in = self.layout.before(target), self.masks.fan_in[target]
-        return [outputs.source(k, before, fan_in, target) for k in (*self.always, *self._needed(target))]
+        return [outputs.source(k, before, fan_in, target) for k in (*self.always, *self.needed(target))]
 
     def one(self, target: int, sources: list[Any]) -> Any:
         """The input of a target from its sources."""

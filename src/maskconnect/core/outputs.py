@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Size, Tensor
 
@@ -24,8 +24,9 @@ Shapes = list[Size | None]
 class Outputs:
     """The outputs of the modules that have run so far."""
 
+    by_fan_in: ClassVar[bool] = False  # whether what a reader gets depends on its fan-in, of other outputs than pairs
     layout: Layout
-    user_align: Callable[[Tensor, Size], Tensor] | None
+    user_align: Callable[[Tensor, Size], Tensor | None] | None
     only_tensors: bool  # the built-in aggregations add, so they need tensors
     known: Shapes | None  # from an earlier pass, for modules that this one does not run
     pairs: bool = False  # whether modules return a residual and a shortcut
@@ -90,7 +91,7 @@ class Outputs:
         """y, which module k returned, in the shape of module `like`'s; `key` is where it is remembered."""
         shape = self._shape_of(like)
         assert shape is not None
-        aligned = self.aligned.setdefault(key if self.pairs else k, [])
+        aligned = self.aligned.setdefault(key if self.pairs or self.by_fan_in else k, [])
         for x in aligned:
             if x.shape == shape:
                 return x

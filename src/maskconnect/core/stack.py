@@ -15,6 +15,7 @@ from torch import Size, Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from maskconnect.core.aggregate import with_zero_gradient
+from maskconnect.core.align import ALIGNS
 from maskconnect.core.checks import (
     GrowthWatch,
     check_options,
@@ -57,6 +58,7 @@ class MaskedStack(nn.Module):
             only the active ones and a mask of ones.
         align: `fn(source, shape) -> tensor`, where outputs differ in shape in a way that subsampling and
             zero-padded channels do not handle. `shape` is the output shape of the module just before the target.
+            "nhwc" does the same for outputs whose channels are the last axis.
         mask_init: where the real masks start: "uniform", or how much less likely each candidate is than the next nearer
             one (layered: than the branch before it, counted from the own index): 0.1 is a tenth, and 0.01 draws almost
             nothing but the nearest K.
@@ -76,7 +78,7 @@ class MaskedStack(nn.Module):
         wiring: Sequence[Any] | None = None,
         connectivity: str | Sequence[Any] = "learned",
         aggregation: str | Callable[[Sequence[Any], Tensor], Any] = "mean",
-        align: Callable[[Tensor, Size], Tensor] | None = None,
+        align: str | Callable[[Tensor, Size], Tensor | None] | None = None,
         mask_init: str | float = "uniform",
         use_all: bool = False,
         seed: int = 0,
@@ -84,7 +86,7 @@ class MaskedStack(nn.Module):
         super().__init__()
         check_options(aggregation, align, use_all, seed)
         self.blocks, self.layout = register(modules, aggregation)
-        self.aggregation, self.align = aggregation, align
+        self.aggregation, self.align = aggregation, ALIGNS[align] if isinstance(align, str) else align
         every = self.layout.candidates()
         candidates = every if wiring is None else self.layout.from_plain(wiring, what="wiring")
         counts = fan_in_of_targets(fan_in, self.layout, candidates)
@@ -210,6 +212,11 @@ class MaskedStack(nn.Module):
         if not self.layout.layered:
             return list(self.blocks)
         return [branch for layer in self.blocks for branch in cast(nn.ModuleList, layer)]
+
+    def places(self) -> list[tuple[nn.Module, str]]:
+        """Where each module is registered: in which other module, under which name."""
+        lists = cast(list[nn.Module], list(self.blocks) if self.layout.layered else [self.blocks])
+        return [(modules, name) for modules in lists for name in modules._modules]
 
     def extra_repr(self) -> str:
         """What `print(model)` says of the stack."""

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Size, Tensor, nn
 
-from maskconnect.core.count import prunable_stacks_of
 from maskconnect.core.outputs import Shapes
 from maskconnect.core.residual import is_pair
 from maskconnect.core.stack import MaskedStack
+from maskconnect.pruning.rewired import built_stacks_of
 
 
 class Pass(NamedTuple):
@@ -29,7 +29,7 @@ class Pass(NamedTuple):
 @contextmanager
 def watched(model: nn.Module) -> Iterator[dict[MaskedStack, list[Pass]]]:
     """Note the output shapes of all modules in each pass of each stack, of the unused ones too."""
-    seen: dict[MaskedStack, list[Pass]] = {stack: [] for _, stack in prunable_stacks_of(model)}
+    seen: dict[MaskedStack, list[Pass]] = {stack: [] for _, stack in built_stacks_of(model)}
 
     def begin(stack: MaskedStack, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         stack._shapes.clear()  # so that unused modules run too, for their shapes

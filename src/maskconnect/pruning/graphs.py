@@ -41,19 +41,20 @@ def note_(graph: fx.GraphModule, **notes: Any) -> None:
 
 
 def notes_of(module: nn.Module) -> dict[str, Any]:
-    """How a graph that pruning has made was made; of other modules nothing."""
-    found = getattr(module, "meta", {}).get(NOTES) or module.__dict__.get(NOTES) or {}
-    return dict(found) if isinstance(module, fx.GraphModule) else {}
+    """How a graph or a list that pruning has made was made; of other modules nothing."""
+    found = vars(module).get(NOTES) or (module.meta.get(NOTES) if isinstance(module, fx.GraphModule) else None)
+    return dict(found) if isinstance(found, dict) else {}
 
 
 def is_graph_of_ours(module: nn.Module) -> bool:
     """Whether pruning has made this graph; users may have graphs of their own."""
-    return bool(notes_of(module))
+    return isinstance(module, fx.GraphModule) and bool(notes_of(module))
 
 
 def is_ours(module: nn.Module) -> bool:
-    """Whether the class of a module is maskconnect's; an `mc.Residual` is the user's, for its body is."""
-    return type(module).__module__.partition(".")[0] == "maskconnect" and type(module) is not Residual
+    """Whether a module is maskconnect's and can be traced; an `mc.Residual` is the user's, for its body is."""
+    own = type(module).__module__.partition(".")[0] == "maskconnect"
+    return own and type(module) is not Residual and not getattr(module, "runs_as_it_is", False)
 
 
 def calls_of(network: fx.GraphModule) -> dict[str, list[fx.Node]]:

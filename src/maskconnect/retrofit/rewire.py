@@ -11,7 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from maskconnect.core.stack import MaskedStack
 from maskconnect.errors import ConfigError
-from maskconnect.retrofit.taps import TappedStack
+from maskconnect.retrofit.stack import TappedStack
+from maskconnect.retrofit.taps import TapList
 
 CLOSE = 0.01
 """Where masks start in a trained network: every candidate a hundredth as likely as the next nearer one."""
@@ -19,62 +20,76 @@ CLOSE = 0.01
 
 def rewire(
     model: nn.Module,
-    path: str,
+    path: str | Sequence[str],
     fan_in: int | Sequence[int] | None = None,
     *,
+    wiring: Sequence[Any] | None = None,
     connectivity: str | Sequence[Any] = "learned",
     aggregation: str | Callable[[Sequence[Any], Tensor], Any] = "mean",
-    align: Callable[[Tensor, Size], Tensor] | None = None,
+    align: str | Callable[[Tensor, Size], Tensor | None] | None = None,
     mask_init: str | float = CLOSE,
+    use_all: bool = False,
     seed: int = 0,
 ) -> nn.Module:
     """Let the blocks of a trained model learn which of the blocks before them to read.
 
-        mc.rewire(vit, "encoder.layers", fan_in=2)
+        mc.rewire(vit, "blocks", fan_in=2)
+        mc.rewire(resnet, ["layer1", "layer2", "layer3", "layer4"], fan_in=2)
 
-    The model is changed in place and returned; blocks, their names, weights and devices stay. A checkpoint of the old
-    model loads, before or after. With `connectivity="prev"` the model computes
-    what it did, to the bit.
+    The model is changed in place and returned. Blocks, their names, weights and devices stay. A checkpoint of the old
+    model loads, before or after. With `connectivity="prev"` the model computes what it did, to the bit. Once frozen, a
+    block that nothing reads is not run, unless the model itself uses its output; `mc.prune` removes it.
 
     Args:
         model: any model.
-        path: the name of an `nn.Sequential` or an `nn.ModuleList` of blocks that the model runs from first to last; ""
-            for a model that is one itself. What the model hands from a block to the next may be read by all later ones
-            too; what it does in between, and further arguments of the blocks, stay as they are.
+        path: the name of a list of blocks that the model runs from first to last: an `nn.Sequential`, an
+            `nn.ModuleList`, or another module that runs its children in order; "" for a model that is one itself.
+            Several names make one chain of several lists. What the model hands from one block to the next may be read
+            by all later ones too; what it does in between, and further arguments of the blocks, stay as they are.
+        aggregation: as in `mc.MaskedStack`. "residual" takes y - x for what a block adds to its input, so no
+            `mc.Residual` is needed, and no ReLU follows; "stream" is not available.
         mask_init: where the masks start, as in `mc.MaskedStack`: near the old wiring, because uniform masks wreck a
             trained network.
-        fan_in, connectivity, aggregation, align, seed: as in `mc.MaskedStack`.
+        fan_in, wiring, connectivity, align, use_all, seed: as in `mc.MaskedStack`.
     """
-    container = _container(model, path)
-    if isinstance(aggregation, str) and aggregation in ("residual", "stream"):
+    containers = _containers(model, path)
+    if isinstance(aggregation, str) and aggregation == "stream":
         raise ConfigError(
-            f"aggregation is {aggregation!r}, which needs the residuals of blocks, and the blocks of {path!r} return "
-            "whole outputs; use 'mean', 'sum' or 'scaled', or build the model with mc.MaskedStack."
+            "aggregation is 'stream', which needs blocks that return what they add to a stream; use 'residual', "
+            "'mean', 'sum' or 'scaled', or build the model with mc.MaskedStack."
         )
+    before = list(model.named_modules(remove_duplicate=False))
     stack = TappedStack(
-        dict(container._modules),  # named_children would leave out a block that stands there twice
+        containers,
         fan_in,
+        wiring=wiring,
         connectivity=connectivity,
         aggregation=aggregation,
         align=align,
         mask_init=mask_init,
+        use_all=use_all,
         seed=seed,
     )
-    like = next((p for p in container.parameters() if p.is_floating_point()), None)
+    like = next((p for container in containers for p in container.parameters() if p.is_floating_point()), None)
     if like is not None:
         stack.masks.to(like)
-    for part in (stack, stack.masks):
-        part.training = container.training  # but the blocks stay in the mode that they are in
+    stack.masks.training = stack.training
     if path == "":
         return stack
-    for name, part in list(model.named_modules(remove_duplicate=False)):
-        if part is container:  # perhaps under several names
-            model.set_submodule(name, stack)
+    for container, section in zip(containers, stack.sections, strict=True):
+        for name, part in before:
+            if part is container:  # perhaps under several names
+                _set(model, name, section)
     return model
 
 
-def _container(model: nn.Module, path: str) -> nn.Sequential | nn.ModuleList:
-    """The list of blocks at `path`, if a stack can take its place."""
+def _set(model: nn.Module, name: str, section: nn.Module) -> None:
+    above, _, last = name.rpartition(".")
+    model.get_submodule(above)._modules[last] = section
+
+
+def _containers(model: nn.Module, path: str | Sequence[str]) -> list[nn.Module]:
+    """The lists of blocks at `path`, or at several, if a chain can take their place."""
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model is a {type(model).__name__}; it must be an nn.Module.")
     if any(isinstance(part, DistributedDataParallel) for part in model.modules()):
@@ -82,47 +97,74 @@ def _container(model: nn.Module, path: str) -> nn.Sequential | nn.ModuleList:
             "DistributedDataParallel would not know of the masks, and they would differ from process to process; "
             "call mc.rewire(model.module, ...), then wrap it again."
         )
-    if not isinstance(path, str):
-        raise ConfigError(f"path is {path!r}; it must be the name of a list of blocks. {_hint(model)}")
+    paths = [path] if isinstance(path, str) else path
+    if not isinstance(paths, Sequence) or not paths or not all(isinstance(one, str) for one in paths):
+        raise ConfigError(f"path is {path!r}; it must be the name of a list of blocks, or several. {_hint(model)}")
+    found = [_container(model, one) for one in paths]
+    for one, container in zip(paths, found, strict=True):
+        inside = [other for other in found if other is not container and other in container.modules()]
+        if found.count(container) > 1 or inside:
+            raise ConfigError(f"{one!r} is named twice, or has another of the lists in it; name each list once.")
+    blocks = sum(len(container._modules) for container in found)
+    if blocks < 2:
+        raise ConfigError(f"{path!r} has {blocks} blocks; at least 2 are needed.")
+    return found
+
+
+def _container(model: nn.Module, path: str) -> nn.Module:
+    """The list of blocks at `path`, if a stack can take its place."""
     parts = dict(model.named_modules(remove_duplicate=False))
-    found = parts.get(path)
+    found: nn.Module | None = parts.get(path)
     if found is None:
         near = difflib.get_close_matches(path, parts, n=1)
         hint = f"Did you mean {near[0]!r}?" if near else _hint(model)
         raise ConfigError(f"there is no {path!r} in this {type(model).__name__}. {hint}")
     above = [parts[path[:end]] for end, letter in enumerate(path) if letter == "."]
-    if isinstance(found, MaskedStack) or _is_inside(above, found):
+    if isinstance(found, MaskedStack | TapList) or _is_inside(above, found):
         raise ConfigError(f"{path!r} is a MaskedStack already, or a part of one.")
-    if not isinstance(found, nn.Sequential | nn.ModuleList):
+    listed = isinstance(found, nn.Sequential | nn.ModuleList)
+    if not listed:
+        _check_children(found, path, _hint(model))
+    if path == "" and not isinstance(found, nn.Sequential):
         raise ConfigError(
-            f"{path!r} is a {type(found).__name__}; it must be an nn.Sequential or an nn.ModuleList. {_hint(model)}"
+            f"the model is itself an {'nn.ModuleList, which computes nothing' if listed else 'other module'}; "
+            "use mc.MaskedStack(model)."
         )
-    if path == "" and isinstance(found, nn.ModuleList):
-        raise ConfigError("the model is itself an nn.ModuleList, which computes nothing; use mc.MaskedStack(model).")
-    if len(found) < 2:
-        raise ConfigError(f"{path!r} has {len(found)} blocks; to wire them anew takes at least 2.")
-    for number, block in enumerate(found):
-        if isinstance(block, nn.ModuleList | nn.ModuleDict):
+    for number, block in enumerate(found._modules.values()):
+        if block is None or isinstance(block, nn.ModuleList | nn.ModuleDict):
             raise ConfigError(
                 f"block {number} of {path!r} is a {type(block).__name__}, which computes nothing by itself."
             )
-    own = type(found).forward not in (nn.Sequential.forward, nn.ModuleList.forward) or "forward" in vars(found)
-    if own:
-        raise ConfigError(
-            f"{path!r} is a {type(found).__name__} with a forward of its own, which a stack would not run."
-        )
-    if found._forward_hooks or found._forward_pre_hooks or found._backward_hooks or found._backward_pre_hooks:
-        raise ConfigError(f"{path!r} has hooks, which a stack in its place would not run; remove them before.")
+    if "forward" in vars(found):
+        raise ConfigError(f"{path!r} has had its forward replaced by another, which a stack would not run.")
     return found
+
+
+def _check_children(found: nn.Module, path: str, hint: str) -> None:
+    """A module that is not a list may run its children one after the other; that they are alike speaks for it."""
+    kinds = {type(child) for child in found.children()}
+    if len(kinds) == 1 and not isinstance(found, nn.ModuleDict):
+        return
+    if isinstance(found, nn.ModuleDict):
+        why = "does not say in which order its blocks run"
+    elif len(kinds) > 1:
+        why = "has children of different classes, so it is not a chain of blocks"
+    else:
+        why = "has no blocks"
+    raise ConfigError(
+        f"{path!r} is a {type(found).__name__}, which {why}; it must be an nn.Sequential, an nn.ModuleList, or another "
+        f"module that runs its children in order. {hint}"
+    )
 
 
 def _is_inside(above: Sequence[nn.Module], found: nn.Module) -> bool:
     """Whether `found` is what a stack itself is made of, and not only inside of one of its blocks."""
-    stacks = [part for part in above if isinstance(part, MaskedStack)]
+    stacks = [part for part in above if isinstance(part, MaskedStack | TapList)]
     if not stacks:
         return False
-    blocks = {id(part) for block in stacks[-1].flat() for part in block.modules()}
-    return id(found) not in blocks or any(found is block for block in stacks[-1].flat())
+    own = stacks[-1].flat() if isinstance(stacks[-1], MaskedStack) else stacks[-1].blocks_here()
+    blocks = {id(part) for block in own for part in block.modules()}
+    return id(found) not in blocks or any(found is block for block in own)
 
 
 def _hint(model: nn.Module) -> str:
@@ -134,7 +176,7 @@ def _hint(model: nn.Module) -> str:
             continue
         if isinstance(part, MaskedStack):
             taken.append(name)
-        elif isinstance(part, nn.Sequential | nn.ModuleList) and len(part) > 1:
+        elif isinstance(part, nn.Sequential | nn.ModuleList) and not isinstance(part, TapList) and len(part) > 1:
             names.append(name)
             taken.append(name)
     return f"Lists of blocks in this model: {', '.join(map(repr, names)) or 'none'}."

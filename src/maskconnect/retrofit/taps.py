@@ -1,120 +1,41 @@
-"""A stack whose modules are run one by one, by a model that was written for a plain list of them.
+"""A list of blocks in the place of a model's own, with each block behind a tap.
 
-The model goes on doing what it did: it asks the list for its blocks and calls them, with what it will in between.
-What it hands to block j counts as the output of block j-1; the block reads the aggregate of those that are active.
+Blocks keep the names that they had, so checkpoints fit. The list is still an instance of the container's class, with
+its attributes and hooks, and runs the container's own forward, if it has one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from functools import cache
 from typing import Any, cast
 
 from torch import nn
 
-from maskconnect.core.inputs import Inputs
-from maskconnect.core.outputs import Outputs
-from maskconnect.core.stack import MaskedStack
 from maskconnect.errors import ConfigError, ConnectivityError
+from maskconnect.retrofit.given import Given
+from maskconnect.retrofit.walk import Walker
 
-
-@dataclass
-class Walk:
-    """A forward pass that has come as far as `outputs` say."""
-
-    inputs: Inputs
-    outputs: Outputs
-
-
-class TappedStack(MaskedStack):
-    """A stack that is also the list of its modules, each behind a tap.
-
-    Blocks keep the names that they had in the list, so checkpoints fit: one without masks loads, and the masks stay.
-    """
-
-    runs_its_modules = False  # the model does
-
-    def __init__(self, named: Mapping[str, nn.Module], *args: Any, **kwargs: Any) -> None:
-        super().__init__(list(named.values()), *args, **kwargs)
-        del self._modules["blocks"]
-        for name, block in named.items():
-            if hasattr(self, name):
-                raise ConfigError(f"a block is called {name!r}, a name that the stack needs for itself; rename it.")
-            self.add_module(name, block)
-        self._names = tuple(named)
-        self._taps = [Tap(self, number, block) for number, block in enumerate(named.values())]  # no children
-        self._prev = self.layout.prev()
-        self._walk: Walk | None = None
-
-    def flat(self) -> list[nn.Module]:
-        """All modules, in the order in which they run."""
-        return [cast(nn.Module, self._modules[name]) for name in self._names]
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        own = self.state_dict(prefix=prefix, keep_vars=True)
-        ours = [name for name in own if name.startswith((f"{prefix}masks.", f"{prefix}scales"))]
-        if not any(name in state_dict for name in ours):  # a checkpoint of the model before it was rewired
-            state_dict.update({name: own[name] for name in ours})
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
-    def __len__(self) -> int:
-        return len(self._taps)
-
-    def __iter__(self) -> Iterator[nn.Module]:
-        return iter(self._taps)
-
-    def __getitem__(self, number: int | slice) -> Any:
-        return self._taps[number]
-
-    def run(self, number: int, block: nn.Module, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run one block, in the place of x, which the model hands to it, on the aggregate of its active sources."""
-        fixed = self.masks.fixed
-        if fixed is not None and fixed.sources == self._prev:
-            return block(x, *args, **kwargs)
-        last = number == len(self) - 1
-        walk = self._begin(x) if number == 0 else self._follow(number)
-        if number:
-            walk.outputs.append(x)
-            x = walk.inputs.one(number, walk.inputs.sources(number, walk.outputs))
-        if last:
-            x = self.reaching_idle_parameters(x, walk.inputs.masks.alive)
-            self._walk = None
-        y = block(x, *args, **kwargs)
-        return self.end(walk.inputs, y, walk.outputs) if last else y
-
-    def _begin(self, x: Any) -> Walk:
-        inputs = self.begin()
-        self._walk = Walk(inputs, inputs.outputs(x, self.align, None))
-        return self._walk
-
-    def _follow(self, number: int) -> Walk:
-        """The pass that is under way, if block `number` is next."""
-        walk = self._walk
-        come = None if walk is None else len(walk.outputs.found) + 1
-        if walk is None or come != number:
-            turn = "alone" if come is None else f"where block {come} is next"
-            raise ConnectivityError(
-                f"block {number} was run out of turn, {turn}: blocks that read several others run in order, from first "
-                "to last (and activation checkpointing goes around all of them or inside of each, but not around each)."
-            )
-        return walk
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_walk": None}  # type: ignore[no-untyped-call]
+MODULE = frozenset(vars(nn.Module()))
+"""The attributes that every module has."""
+CHANGES = ("append", "extend", "insert", "pop", "update", "clear", "__setitem__", "__delitem__", "__iadd__")
+"""What would change a list of blocks after its masks were made."""
 
 
 class Tap(nn.Module):
-    """One block of a stack, as the model sees it: all but a call goes to the block itself."""
+    """One block of a chain, as the model sees it: all but a call goes to the block itself."""
 
-    def __init__(self, stack: TappedStack, number: int, block: nn.Module) -> None:
+    def __init__(self, walker: Walker, number: int, block: nn.Module) -> None:
         super().__init__()
         self.block = block
-        self.__dict__["_place"] = stack, number  # no child: a stack holds its blocks, not the other way round
+        self.__dict__["_place"] = walker, number  # no child: a list holds its blocks, not the other way round
 
-    def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run the block in its stack."""
-        stack, number = self._place
-        return stack.run(number, self.block, x, *args, **kwargs)
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the block in its chain."""
+        walker, number = self._place
+        if walker.reads_prev():
+            return self.block(*args, **kwargs)
+        return walker.run(number, self.block, Given.to(self.block, args, kwargs))
 
     @property
     def training(self) -> bool:
@@ -139,3 +60,101 @@ class Tap(nn.Module):
             super().__setattr__(name, value)
         else:
             setattr(self.block, name, value)
+
+
+class TapList(nn.Module):
+    """A list of blocks, each behind a tap."""
+
+    runs_as_it_is = True  # nobody need trace it
+
+    def hold_(self, container: nn.Module, walker: Walker, first: int) -> None:
+        """Take the place of a container, whose blocks are those of a chain from number `first` on."""
+        self._kind, self._block_names = type(container), tuple(container._modules)
+        self._container = {name: value for name, value in vars(container).items() if name != "_modules"}
+        own = [name for name in self._container if name not in MODULE]
+        for name in (*self._block_names, *container._parameters, *container._buffers, *own):
+            if hasattr(self, name):
+                raise ConfigError(f"a block is called {name!r}, a name that the stack needs for itself; rename it.")
+        for name, value in self._container.items():
+            if name in ("_parameters", "_buffers"):
+                getattr(self, name).update(value)
+            elif name not in MODULE or "hook" in name:
+                self.__dict__[name] = value
+        self._non_persistent_buffers_set = self._non_persistent_buffers_set | container._non_persistent_buffers_set
+        self._modules.update(container._modules)
+        self._taps = [Tap(walker, number, block) for number, block in enumerate(self.blocks_here(), start=first)]
+        self.training = container.training
+        kinds: tuple[Any, Any] = type(self), self._kind
+        self.__class__ = tapped(*kinds)
+
+    def blocks_here(self) -> list[nn.Module]:
+        """The blocks themselves."""
+        return [cast(nn.Module, self._modules[name]) for name in self._block_names]
+
+    def container(self, blocks: Mapping[str, nn.Module]) -> nn.Module:
+        """A container as the model had it, with these blocks."""
+        made = self._kind.__new__(self._kind)
+        own = {name: vars(self)[name] for name in self._container if name not in ("_parameters", "_buffers")}
+        for name in ("_parameters", "_buffers"):
+            own[name] = {key: vars(self)[name][key] for key in self._container[name]}
+        made.__dict__.update(own, _modules=dict(blocks))
+        return made
+
+    def add_module(self, name: str, module: nn.Module | None) -> None:
+        """Put another block in the place of one."""
+        super().add_module(name, module)
+        self._refresh_taps()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in self.__dict__.get("_block_names", ()):
+            self._refresh_taps()
+
+    def _refresh_taps(self) -> None:
+        for tap, block in zip(self.__dict__.get("_taps", ()), self.blocks_here(), strict=True):
+            tap.block = block
+
+    def children(self) -> Iterator[nn.Module]:
+        """The taps: a container's own forward may run its children."""
+        return iter(self._taps)
+
+    def __len__(self) -> int:
+        return len(self._taps)
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        return iter(self._taps)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._taps[place]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        kind = (vars(type(self))["base"], self._kind) if "base" in vars(type(self)) else (type(self), None)
+        return _empty, kind, self.__getstate__()  # type: ignore[no-untyped-call]
+
+
+class NamedTaps:
+    """For containers with a forward of their own, which may call their blocks by name."""
+
+    def __getattr__(self, name: str) -> Any:
+        names = self.__dict__.get("_block_names", ())
+        return self._taps[names.index(name)] if name in names else super().__getattr__(name)  # type: ignore[misc]
+
+
+@cache
+def tapped(base: Any, kind: Any) -> Any:
+    """The class of a list that takes the place of a container of class `kind`."""
+
+    def refuse(self: nn.Module, *_: Any, **__: Any) -> None:
+        raise ConnectivityError("this list has masks for the blocks that it had when it was rewired; change it before.")
+
+    own: dict[str, Any] = {name: refuse for name in CHANGES if hasattr(kind, name)}
+    own |= {"base": base, "forward": kind.forward, "__repr__": nn.Module.__repr__, "__module__": base.__module__}
+    listed = kind.forward in (nn.Sequential.forward, nn.ModuleList.forward)
+    bases = (base, kind) if listed else (NamedTaps, base, kind)
+    return type(f"Tapped{kind.__name__}", bases, own)
+
+
+def _empty(base: Any, kind: Any) -> Any:
+    """For copies: an instance without anything in it."""
+    made = base if kind is None else tapped(base, kind)
+    return made.__new__(made)

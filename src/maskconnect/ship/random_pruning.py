@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from maskconnect.core.count import Way, prunable_stacks_of, pruned_parameters, weights_by_ways
+from maskconnect.core.count import Way, pruned_parameters, weights_by_ways
+from maskconnect.core.lookup import stacks_of
 from maskconnect.core.stack import MaskedStack
 from maskconnect.core.wiring import Sources, random_sources, reaching_output
 from maskconnect.errors import ConfigError, integer
@@ -61,7 +62,7 @@ def random_pruning(model: nn.Module, draws: int = 200, seed: int = 0) -> RandomP
 
     Weights are counted as `pruned_parameters` counts them, which gives those of the present wiring.
     """
-    stacks = list(dict.fromkeys(stack for _, stack in prunable_stacks_of(model)))
+    stacks = list(dict.fromkeys(stack for _, stack in stacks_of(model)))
     if not stacks:
         raise ConfigError(f"there is no MaskedStack in this {type(model).__name__}.")
     if integer("draws", draws) < 2:

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from maskconnect.core.count import prunable_stacks_of
-from maskconnect.core.lookup import masks_of
+from maskconnect.core.lookup import masks_of, stacks_of
 from maskconnect.core.stack import MaskedStack
 from maskconnect.errors import CheckpointError, ConfigError, MaskConnectError, shown
 from maskconnect.models import Classifier, build, read_spec
@@ -20,7 +19,9 @@ from maskconnect.models.groups import GroupedBatchNorm2d, group_norms_
 from maskconnect.pruning.graphs import notes_of
 from maskconnect.pruning.plan import Plan
 from maskconnect.pruning.prune import apply
+from maskconnect.pruning.rewired import read_forms_
 from maskconnect.pruning.verify import difference
+from maskconnect.retrofit.stack import TappedStack
 
 PROBE = 64
 """The side of the pictures on which a network is compared with what would be loaded."""
@@ -86,17 +87,18 @@ def _built(described: Mapping[str, Any]) -> nn.Module:
 def _compare_stacks(network: nn.Module, described: Mapping[str, Any], where: str) -> None:
     """The stacks of a model, pruned or not, do what those of the saved network did, but for wiring that is loaded."""
     own = describe(network)
-    keys = ("aggregation", "wiring", "steps", "arguments") if own["kind"] == "pruned" else ("aggregation",)
+    pruned = own["kind"] == "pruned"
+    keys = ("aggregation", "wiring", "steps", "arguments", "forms") if pruned else ("aggregation",)
     for name, stack in described["stacks"].items():
         found = own["stacks"].get(name)
         if found is None:
             raise CheckpointError(f"{where} is of another network: the model has no stack {shown(name)}.")
         for key in keys:
-            if json.dumps(found[key]) != json.dumps(stack[key]):
+            if json.dumps(found.get(key)) != json.dumps(stack.get(key)):
                 raise CheckpointError(
                     f"{where} is of another network: the {key} of the stack {shown(name)} is not the same."
                 )
-    for key in ("fold", "merge") if own["kind"] == "pruned" else ():
+    for key in ("fold", "merge") if pruned else ():
         if own[key] != described.get(key):
             raise CheckpointError(f"{where} was not pruned as the model was: {key} is {described.get(key)} there.")
 
@@ -104,11 +106,14 @@ def _compare_stacks(network: nn.Module, described: Mapping[str, Any], where: str
 def _pruned(model: nn.Module, described: Mapping[str, Any]) -> nn.Module:
     """The model, wired and pruned as described."""
     plans = {}
-    for name, stack in prunable_stacks_of(model):
+    for name, stack in stacks_of(model):
         if name not in described["stacks"]:
             raise CheckpointError(f"the model has a stack {shown(name)}; the saved network had none of that name.")
         stack.masks.fix(stack.layout.from_plain(described["stacks"][name]["wiring"], what="the saved wiring"))
-        plans[name] = Plan.read(described["stacks"][name])
+        if isinstance(stack, TappedStack):
+            read_forms_(stack, described["stacks"][name])
+        else:
+            plans[name] = Plan.read(described["stacks"][name])
     return apply(model, plans, fold=described["fold"], merge=described["merge"])
 
 

@@ -1,0 +1,173 @@
+"""Take the blocks that nothing reads out of a model that `mc.rewire` has rewired.
+
+The model's own code still runs the list, and may index it, so a block that goes leaves a `PassThrough` in its place.
+Where each block that stays reads the one that stays before it, the list becomes the container that the model had;
+otherwise a `WiredList`, which joins the sources as the masks said.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+
+from maskconnect.core.inputs import Inputs
+from maskconnect.core.lookup import stacks_of
+from maskconnect.core.outputs import Outputs
+from maskconnect.core.stack import MaskedStack
+from maskconnect.core.wiring import reaching_output
+from maskconnect.pruning.graphs import NOTES
+from maskconnect.pruning.verify import output_of
+from maskconnect.retrofit.given import Given
+from maskconnect.retrofit.stack import TappedStack, TapSection
+from maskconnect.retrofit.stand_in import Form, changes_shape, read_form, stand_in
+from maskconnect.retrofit.taps import TapList
+from maskconnect.retrofit.walk import Walker
+
+
+class PassThrough(nn.Module):
+    """In the place of a block that is gone: hands on what it is given, in the form of the block's output."""
+
+    runs_as_it_is = True
+
+    def __init__(self, form: Form) -> None:
+        super().__init__()
+        self.form = form
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What is handed on."""
+        given = Given.to(self, args, kwargs)
+        return stand_in(self.form, given.main, given.arguments)
+
+
+class WiredList(TapList, Walker):
+    """The first list of a chain whose wiring is fixed; it has the blocks that stay and no masks."""
+
+    def __init__(self, stack: TappedStack) -> None:
+        super().__init__()
+        self.start_walking()
+        self.layout, self.aggregation, self.align = stack.layout, stack.aggregation, stack.align
+        self.candidates, self.scales = stack.masks.candidates, stack.scales
+        self.forms = dict(stack.forms)
+        self.binary = replace(stack.masks.settled(), alive=stays(stack))
+
+    def begin(self) -> Inputs:
+        """Begin a forward pass."""
+        return Inputs(
+            layout=self.layout,
+            candidates=self.candidates,
+            masks=self.binary,
+            real=next(self.parameters(), torch.empty(0)),
+            rows=None,
+            aggregation=self.aggregation,
+            scales=self.scales,
+        )
+
+    def end(self, inputs: Inputs, output: Any, outputs: Outputs | None = None) -> Any:
+        """End a forward pass."""
+        return output
+
+    def reaching_idle_parameters(self, x: Any, alive: Sequence[bool]) -> Any:
+        """Nothing is idle any more."""
+        return x
+
+    def reads_prev(self) -> bool:
+        """Whether every block reads the one before it."""
+        return False
+
+
+def rewired_stacks_of(model: nn.Module) -> dict[str, TappedStack]:
+    """The stacks that `mc.rewire` made, by name."""
+    return {name: stack for name, stack in stacks_of(model) if isinstance(stack, TappedStack)}
+
+
+def built_stacks_of(model: nn.Module) -> list[tuple[str, MaskedStack]]:
+    """The other stacks, under each of their names, outer ones first."""
+    return [(name, stack) for name, stack in stacks_of(model) if stack.runs_its_modules]
+
+
+def find_unused_(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Let an example show which of the blocks that nothing reads the model itself does not use either."""
+    stacks = rewired_stacks_of(model).values()
+    if not stacks:
+        return
+    for stack in stacks:
+        stack.forms, stack.passes.watches = {}, {}
+    output = output_of(model, *args, **kwargs)
+    gc.collect()
+    for stack in stacks:
+        stack.judge(with_output=True)
+    del output  # not before: what it holds is used
+
+
+def stays(stack: TappedStack) -> tuple[bool, ...]:
+    """Which blocks stay: what the output reads, what the model itself uses, and what those read."""
+    masks = stack.masks.settled()
+    used = [k for k, on in enumerate(masks.alive) if not on and stack.forms.get(k) is None]
+    return reaching_output(masks.sources, (*stack.layout.outputs, *used))
+
+
+def forms_of(stack: TappedStack) -> dict[int, Form]:
+    """What is handed on in the place of each block that goes."""
+    forms = {number: stack.forms.get(number) for number, on in enumerate(stays(stack)) if not on}
+    return {number: form for number, form in forms.items() if form is not None}
+
+
+def describe(stack: TappedStack) -> dict[str, Any]:
+    """How a rewired stack is pruned, as plain data."""
+    return {"forms": {str(number): form for number, form in forms_of(stack).items()}}
+
+
+def read_forms_(stack: TappedStack, described: Mapping[str, Any]) -> None:
+    """Prune a stack as described: a ValueError, KeyError or TypeError if it is not a description."""
+    stack.forms = {int(number): read_form(form) for number, form in described["forms"].items()}
+
+
+def without_unused(model: nn.Module, notes: Mapping[str, Any]) -> nn.Module:
+    """The model with plain lists in the place of rewired ones; it is made of the model's own modules."""
+    for stack in dict.fromkeys(rewired_stacks_of(model).values()):
+        made = dict(zip(stack.sections, _lists(stack), strict=True))
+        vars(made[stack])[NOTES] = notes
+        for name, part in list(model.named_modules(remove_duplicate=False)):
+            if isinstance(part, TapList) and part in made:
+                if name == "":
+                    return made[part]
+                above, _, last = name.rpartition(".")
+                model.get_submodule(above)._modules[last] = made[part]
+    return model
+
+
+def _lists(stack: TappedStack) -> list[nn.Module]:
+    """What comes into the places of the lists of a chain."""
+    forms, first, containers = forms_of(stack), 0, []
+    for section in stack.sections:
+        blocks: dict[str, nn.Module] = {}
+        for number, (name, block) in enumerate(
+            zip(section._block_names, section.blocks_here(), strict=True), start=first
+        ):
+            blocks[name] = PassThrough(forms[number]).train(block.training) if number in forms else block
+        containers.append(section.container(blocks))
+        first += len(blocks)
+    if _is_chain(stack, forms):
+        return containers
+    wired = WiredList(stack)
+    lists: list[TapList] = [wired, *(TapSection() for _ in containers[1:])]
+    first = 0
+    for made, container in zip(lists, containers, strict=True):
+        made.hold_(container, wired, first)
+        first += len(container._modules)
+    return list(lists)
+
+
+def _is_chain(stack: TappedStack, forms: Mapping[int, Form]) -> bool:
+    """Whether each block that stays reads just the one that stays before it, as the model hands it on."""
+    if stack.aggregation not in ("mean", "sum", "residual") or any(map(changes_shape, forms.values())):
+        return False
+    sources = stack.masks.settled().sources
+    kept = [number for number in range(len(sources)) if number not in forms]
+    return all(sources[j] == (before,) for before, j in pairwise(kept))

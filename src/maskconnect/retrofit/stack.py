@@ -1,0 +1,69 @@
+"""A stack in the place of one or several lists of blocks of a model, which runs the blocks itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from maskconnect.core.stack import MaskedStack
+from maskconnect.retrofit.taps import TapList
+from maskconnect.retrofit.walk import Walker
+
+
+class TapSection(TapList):
+    """The second list of a chain over several lists, or a further one; the first has the masks."""
+
+
+class TappedStack(TapList, MaskedStack, Walker):
+    """A stack that is also the first list of its blocks.
+
+    A checkpoint without masks loads, and the masks stay as they are.
+    """
+
+    runs_its_modules = False  # the model does
+
+    def __init__(self, containers: Sequence[nn.Module], *args: Any, **kwargs: Any) -> None:
+        blocks = [block for container in containers for block in container._modules.values()]
+        MaskedStack.__init__(self, blocks, *args, **kwargs)  # type: ignore[arg-type]
+        del self._modules["blocks"]
+        self.start_walking()
+        self._prev = self.layout.prev()
+        sections: list[TapList] = [self, *(TapSection() for _ in containers[1:])]
+        self._sections = sections
+        first = 0
+        for section, container in zip(sections, containers, strict=True):
+            section.hold_(container, self, first)
+            first += len(container._modules)
+
+    @property
+    def sections(self) -> list[TapList]:
+        """The lists of the chain, this one first."""
+        return self._sections
+
+    def flat(self) -> list[nn.Module]:
+        """All blocks, in the order in which they run."""
+        return [block for section in self._sections for block in section.blocks_here()]
+
+    def places(self) -> list[tuple[nn.Module, str]]:
+        """Where each block is registered: in which module, under which name."""
+        return [(section, name) for section in self._sections for name in section._block_names]
+
+    def reads_prev(self) -> bool:
+        """Whether every block reads the one before it, as the model had it."""
+        fixed = self.masks.fixed
+        return fixed is not None and fixed.sources == self._prev
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TappedStack:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if recurse:
+            self.masks._apply(fn)  # the children are taps
+        return self
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        own = self.state_dict(prefix=prefix, keep_vars=True)
+        ours = [name for name in own if name.startswith((f"{prefix}masks.", f"{prefix}scales"))]
+        if not any(name in state_dict for name in ours):  # a checkpoint of the model before it was rewired
+            state_dict.update({name: own[name] for name in ours})
+        super()._load_from_state_dict(state_dict, prefix, *args)

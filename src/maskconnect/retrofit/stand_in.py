@@ -1,0 +1,125 @@
+"""The output of a block that is left out: its form, with nothing computed.
+
+The model goes on to hand the block's output to the next one, so it needs something of the right form. A form is plain
+data, which goes to JSON and back:
+
+    {"kind": "input"}                              the tensor that the block was given
+    {"kind": "zeros", "scale": [[1, 1], [2, 1]]}   zeros; axis i has n_i * up / down entries, rounded up
+    {"kind": "unrelated"}                          a tensor whose shape does not follow from the input's: one zero
+    {"kind": "argument", "name": "cache"}          an argument of the block (a number is its place)
+    {"kind": "value", "value": None}               a constant
+    {"kind": "tuple", "items": [...]}              also "list", and "dict" with "keys"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+from torch import Tensor
+
+from maskconnect.errors import shown
+
+Form = dict[str, Any]
+Arguments = Mapping[str | int, Any]
+"""What a block was given, by place or name."""
+
+CONSTANTS = (type(None), bool, int, float, str)
+
+
+def form_of(y: Any, x: Tensor, arguments: Arguments) -> Form | None:
+    """The form of y, which a block made of x and its other arguments; None where it cannot be described."""
+    for name, value in arguments.items():
+        if y is value and y is not x and not isinstance(y, CONSTANTS):
+            return {"kind": "argument", "name": name}
+    if isinstance(y, Tensor):
+        return _form_of_tensor(y, x)
+    if isinstance(y, CONSTANTS):
+        return {"kind": "value", "value": y}
+    if type(y) in (tuple, list, dict):
+        values = y.values() if isinstance(y, dict) else y
+        items = [form_of(value, x, arguments) for value in values]
+        if any(item is None for item in items):
+            return None
+        keys = {"keys": list(y)} if isinstance(y, dict) and all(isinstance(key, str) for key in y) else {}
+        if isinstance(y, dict) and not keys:
+            return None
+        return {"kind": type(y).__name__, **keys, "items": items}
+    return None
+
+
+def _form_of_tensor(y: Tensor, x: Tensor) -> Form:
+    if x.is_nested or y.is_nested or (y.shape == x.shape and y.dtype == x.dtype):
+        return {"kind": "input"}
+    if y.dim() != x.dim() or y.dtype != x.dtype or 0 in x.shape:
+        return {"kind": "unrelated"}
+    return {
+        "kind": "zeros",
+        "scale": [list(Fraction(n, m).as_integer_ratio()) for n, m in zip(y.shape, x.shape, strict=True)],
+    }
+
+
+def stand_in(form: Form, x: Tensor, arguments: Arguments) -> Any:
+    """An output of this form, for a block that is given x and its other arguments."""
+    kind = form["kind"]
+    if kind == "input":
+        return x
+    if kind == "zeros":
+        shape = [-(-n * up // down) for n, (up, down) in zip(x.shape, form["scale"], strict=True)]
+        return x.new_zeros(()).expand(shape)
+    if kind == "unrelated":
+        return x.new_zeros(())
+    if kind == "argument":
+        return arguments[form["name"]]
+    if kind == "value":
+        return form["value"]
+    items = [stand_in(item, x, arguments) for item in form["items"]]
+    if kind == "dict":
+        return dict(zip(form["keys"], items, strict=True))
+    return tuple(items) if kind == "tuple" else items
+
+
+def read_form(found: Any) -> Form:
+    """A form from plain data; a ValueError if it is not one."""
+    checks: dict[str, tuple[str, Callable[[Any], bool]]] = {
+        "input": ("", bool),
+        "unrelated": ("", bool),
+        "zeros": ("scale", _is_scale),
+        "argument": ("name", lambda name: type(name) in (int, str)),
+        "value": ("value", lambda value: isinstance(value, CONSTANTS)),
+        "tuple": ("items", _is_list),
+        "list": ("items", _is_list),
+        "dict": ("items", _is_list),
+    }
+    kind = found.get("kind") if isinstance(found, dict) else None
+    if kind not in checks:
+        raise ValueError(f"{shown(found)} is not the form of an output")
+    key, is_valid = checks[kind]
+    if key and not (key in found and is_valid(found[key])):
+        raise ValueError(f"{shown(found)} is not the form of an output")
+    if key != "items":
+        return {name: found[name] for name in ("kind", key) if name}
+    keys = found.get("keys", [])
+    if kind == "dict" and not (isinstance(keys, list) and len(keys) == len(found["items"])):
+        raise ValueError(f"{shown(found)} is not the form of an output")
+    return {"kind": kind, **({"keys": keys} if kind == "dict" else {}), "items": [*map(read_form, found["items"])]}
+
+
+def _is_list(found: Any) -> bool:
+    return isinstance(found, list) and len(found) < 2**10
+
+
+def _is_scale(found: Any) -> bool:
+    def is_ratio(pair: Any) -> bool:
+        return isinstance(pair, list) and len(pair) == 2 and all(type(n) is int and 0 <= n < 2**31 for n in pair)
+
+    return _is_list(found) and all(is_ratio(pair) and pair[1] for pair in found)
+
+
+def changes_shape(form: Form) -> bool:
+    """Whether the output is not the input in its place (or has it first)."""
+    if form["kind"] in ("tuple", "list", "dict"):
+        items: Sequence[Form] = form["items"]
+        return not items or changes_shape(items[0])
+    return bool(form["kind"] != "input")

@@ -1,0 +1,220 @@
+"""A forward pass through blocks that a model runs one by one, as it does with a plain list of them.
+
+The model asks for its blocks and calls them, with whatever it does in between. What it hands to block j counts as the
+output of block j-1; the block reads the aggregate of the sources that its mask makes active.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+from weakref import ReferenceType, ref
+
+import torch
+from torch import Size, Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from maskconnect.core.inputs import Inputs
+from maskconnect.core.outputs import Outputs
+from maskconnect.core.replay import backward_pass
+from maskconnect.core.wiring import Layout, reaching_output
+from maskconnect.errors import ConnectivityError
+from maskconnect.retrofit.given import Given
+from maskconnect.retrofit.stand_in import Form, form_of, stand_in
+from maskconnect.retrofit.unread import Watch, can_be_watched
+
+
+@dataclass
+class WholeOutputs(Outputs):
+    """Outputs of blocks that return what they read and what they add to it, y_k = x_k + F_k, in one.
+
+    A reader of fan-in K gets y_k(K) = F_k + x_k / K = y_k - (1 - 1/K) x_k, so the sum over its K sources adds up what
+    they add and averages what they read. A lone source is passed on as it is. A block that changes the shape has no x_k
+    to add to: its whole output is averaged.
+    """
+
+    by_fan_in = True
+    read: list[Any] = field(default_factory=list)  # x_k
+
+    def part(self, k: int, fan_in: int) -> Any:
+        """The output of block k as a reader of this fan-in gets it."""
+        y = self.found[k]
+        if fan_in == 1 or not isinstance(y, Tensor):
+            return y
+        x = self.read[k]
+        return torch.sub(y, x, alpha=1 - 1 / fan_in) if x.shape == y.shape else y / fan_in
+
+
+@dataclass
+class Walk:
+    """A forward pass that has come as far as `outputs` say."""
+
+    inputs: Inputs
+    outputs: Outputs
+    loose: list[ReferenceType[Any] | None] = field(default_factory=list)  # the outputs, once the pass is over
+
+    def handed(self, x: Any, times: int = 1) -> None:
+        """The model handed x to the next block; several times where it left out blocks before (LayerDrop)."""
+        for _ in range(times):
+            self.outputs.append(x)
+
+    def block_read(self, x: Any) -> None:
+        """The next block reads x."""
+        if isinstance(self.outputs, WholeOutputs):
+            self.outputs.read.append(x)
+
+    def read(self, number: int) -> Any:
+        """The input of a block."""
+        return self.inputs.one(number, self.inputs.sources(number, self.outputs))
+
+    def let_go(self) -> None:
+        """The pass is over: outputs live on only if somebody else, such as activation checkpointing, keeps them."""
+        self.loose = [ref(y) if isinstance(y, Tensor) else None for y in self.outputs.found]
+        self.outputs = replace(self.outputs, found=[], joined={}, aligned={}, first=None)
+        if isinstance(self.outputs, WholeOutputs):
+            self.outputs.read = []
+
+    def again(self, number: int) -> Walk:
+        """The pass as it was when block `number` ran, which activation checkpointing runs again."""
+        found = [None if y is None else y() for y in self.loose[:number]]
+        lost = any(found[k] is None for k in self.inputs.needed(number))
+        if lost or isinstance(self.outputs, WholeOutputs):
+            raise ConnectivityError(
+                f"block {number} is run again in the backward pass, and what it read is gone: with this aggregation, "
+                "let activation checkpointing go around all blocks, or inside each of them."
+            )
+        return Walk(self.inputs, replace(self.outputs, found=found, joined={}, aligned={}))
+
+
+class Passes:
+    """The passes of one chain that are under way, or that a backward pass may come back to."""
+
+    def __init__(self) -> None:
+        self.now: Walk | None = None
+        self.first: Any = None  # of a pass that is run again: its input
+        self.past: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.watches: dict[int, Watch] = {}
+
+    def __reduce__(self) -> tuple[type[Passes], tuple[()]]:
+        return Passes, ()  # a copy of a chain has no pass under way
+
+
+class Walker:
+    """Runs the blocks of a chain for a model that calls them one by one."""
+
+    layout: Layout
+    aggregation: str | Callable[[Sequence[Any], Tensor], Any]
+    align: Callable[[Tensor, Size], Tensor | None] | None
+    training: bool
+
+    def start_walking(self) -> None:
+        """Make the state of the passes."""
+        self.passes = Passes()
+        self.forms: dict[int, Form | None] = {}  # of blocks that nothing reads; None: the model itself uses the output
+
+    def begin(self) -> Inputs:
+        """Begin a forward pass: draw masks, or take those that hold."""
+        raise NotImplementedError
+
+    def end(self, inputs: Inputs, output: Any, outputs: Outputs | None = None) -> Any:
+        """End a forward pass."""
+        raise NotImplementedError
+
+    def reaching_idle_parameters(self, x: Any, alive: Sequence[bool]) -> Any:
+        """x, through which the parameters of blocks that nothing reads get a gradient of zero."""
+        raise NotImplementedError
+
+    def run(self, number: int, block: nn.Module, given: Given) -> Any:
+        """Run a block on the aggregate of its active sources; `given` has what the model hands to it."""
+        x = given.x if callable(self.aggregation) else given.main
+        again = backward_pass() is not None
+        if number == 0 and again:
+            self.passes.now, self.passes.first = None, x  # this block alone, or all: the next one will show
+            return given.call(block)
+        walk = self._begin(x) if number == 0 else self._follow(number, x, again=again)
+        alive = walk.inputs.masks.alive
+        unread = not walk.inputs.learning and not alive[number]
+        if unread and not self.needed(walk.inputs)[number]:
+            walk.block_read(x)
+            form = self.forms[number]
+            assert form is not None
+            return stand_in(form, given.main, given.arguments)
+        read = walk.read(number) if number else x
+        last = number == self.layout.targets[-1]
+        if last:
+            read = self.reaching_idle_parameters(read, alive)
+            for watch in self.passes.watches.values():
+                watch.end()
+        walk.block_read(read)
+        y = given.reading(read).call(block)
+        if unread and number not in self.forms:
+            y = self._watched(number, y, given)
+        if last:
+            y = self.end(walk.inputs, y, walk.outputs)
+            walk.let_go()
+            self.passes.now = None
+        return y
+
+    def needed(self, inputs: Inputs) -> tuple[bool, ...]:
+        """Which blocks run with masks that do not learn: what the output reads, and what the model itself uses."""
+        alive, sources = inputs.masks.alive, inputs.masks.sources
+        used = [k for k, on in enumerate(alive) if not on and self.forms.get(k) is None]
+        return reaching_output(sources, (*self.layout.outputs, *used)) if used else alive
+
+    def judge(self, *, with_output: bool = False) -> None:
+        """Decide which of the outputs that were watched in the last pass nobody used; see `Watch.unused`."""
+        for number, watch in self.passes.watches.items():
+            if watch.over:  # else the pass ended before its last block
+                self.forms[number] = watch.form if watch.unused(with_output=with_output) else None
+        self.passes.watches = {}
+
+    def _watched(self, number: int, y: Any, given: Given) -> Any:
+        """y, the output of a block that nothing reads, such that it is seen whether the model uses it."""
+        form = form_of(y, given.main, given.arguments) if isinstance(given.main, Tensor) else None
+        if torch.compiler.is_compiling() or backward_pass() is not None:
+            return y
+        if form is None or not can_be_watched(y):
+            self.forms[number] = None
+            return y
+        self.passes.watches[number] = watch = Watch(form)
+        return watch.wrap(y, form)
+
+    def _begin(self, x: Any) -> Walk:
+        if self.passes.now is not None:
+            self.passes.now.let_go()  # it never came to its last block
+        if not torch.compiler.is_compiling():
+            self.judge()
+        inputs = self.begin()
+        if self.aggregation == "residual":
+            inputs = replace(inputs, aggregation="sum")  # of parts that fit the fan-in
+            outputs: Outputs = WholeOutputs(self.layout, self.align, only_tensors=True, known=None, first=x)
+        else:
+            outputs = inputs.outputs(x, self.align, None)
+        self.passes.now, self.passes.first = Walk(inputs, outputs), None
+        return self.passes.now
+
+    def _follow(self, number: int, x: Any, *, again: bool) -> Walk:
+        """The pass that is under way, if block `number` is next."""
+        past: Any = self.passes.past
+        walk: Walk | None = past.get(x) if again and isinstance(x, Tensor) else None
+        if walk is not None:
+            return walk.again(number)
+        if again and self.passes.now is None and self.passes.first is not None:
+            self._begin(self.passes.first)  # the whole pass is run again
+        elif self.passes.now is None and self.training and number < self.layout.targets[-1]:
+            self._begin(x).block_read(x)  # the model left out the first block (LayerDrop)
+        walk = self.passes.now
+        come = None if walk is None else len(walk.outputs.found) + 1
+        if walk is None or come is None or not (come == number or (self.training and come < number)):
+            turn = "alone" if come is None else f"where block {come} is next"
+            raise ConnectivityError(
+                f"block {number} was run out of turn, {turn}: blocks that read several others run in order, from first "
+                "to last. Activation checkpointing around single blocks needs use_reentrant=False."
+            )
+        for _ in range(number - come):
+            walk.block_read(x)  # of a block that the model left out
+        walk.handed(x, 1 + number - come)
+        if self.training and torch.is_grad_enabled() and isinstance(x, Tensor) and not torch.compiler.is_compiling():
+            self.passes.past[x] = walk
+        return walk

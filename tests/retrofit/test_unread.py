@@ -1,0 +1,271 @@
+"""A frozen model does not run blocks that nothing reads, unless the model itself uses what they return."""
+
+import copy
+
+import pytest
+import torch
+from networks import EncoderBlock
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import maskconnect as mc
+
+WIRING = [[], [0], [0], [2], [2], [2, 4]]  # blocks 1 and 3 are read by nothing
+UNREAD = {1, 3}
+
+
+class Block(EncoderBlock):
+    """A block that counts its calls."""
+
+    calls = 0
+
+    def forward(self, x, *args, cache=None, **kwargs):
+        self.calls += 1
+        y = super().forward(x)
+        return y if self.form is None else self.form(y, cache)
+
+    form = None
+
+
+class Model(nn.Module):
+    """What models do with the outputs of their blocks."""
+
+    def __init__(self, way="plain"):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(6))
+        self.way, self.between = way, nn.Linear(16, 16)
+
+    def forward(self, x, **kwargs):
+        collected, total = [], 0
+        for block in self.blocks:
+            if self.way == "named":
+                x = block(x=x)
+            elif self.way in ("tuple", "cache"):
+                x = block(x, cache=kwargs.get("cache"))[0]
+            elif self.way == "passed on":
+                x, bias = block(x, cache=kwargs.setdefault("bias", torch.ones(3)))
+                kwargs["bias"] = bias
+            elif self.way == "residual":
+                x = x + block(x)
+            elif self.way == "in place":
+                old, x = x, block(x)
+                x += old
+            elif self.way == "between":
+                x = self.between(block(x))
+            elif self.way == "decides":
+                x = block(x)
+                if x.sum() > 1e9:
+                    x = 2 * x
+            else:
+                x = block(x)
+            if self.way in ("collected", "collected and used"):
+                collected.append(x)
+            if self.way == "total":
+                total = total + x
+        if self.way == "collected":
+            return x, collected
+        if self.way == "collected and used":
+            return x + sum(collected)
+        if self.way == "total":
+            return x, total
+        return x
+
+
+def rewired(way, form=None):
+    model = Model(way).eval()
+    for block in model.blocks:
+        block.form = form
+    return mc.rewire(model, "blocks", connectivity=WIRING)
+
+
+def calls(model):
+    return [block.calls for block in model.blocks.flat()]
+
+
+def leaves(y):
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(y) if isinstance(leaf, torch.Tensor)]
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("way", ["plain", "named", "between", "tuple"])
+def test_blocks_that_nothing_reads_do_not_run(way, training):
+    model, x = rewired(way, (lambda y, _: (y, None)) if way == "tuple" else None), torch.randn(2, 3, 16)
+    model.train(training)
+    wanted = copy.deepcopy(model)(x)
+    for _ in range(4):
+        assert torch.equal(model(x), wanted)
+    counted = calls(model)
+    assert [counted[k] for k in range(6) if k not in UNREAD] == [4] * 4
+    assert [counted[k] for k in UNREAD] == [1, 1]  # one pass showed that nobody uses their outputs
+
+
+@pytest.mark.parametrize("way", ["collected", "collected and used", "total", "residual", "in place", "decides"])
+@pytest.mark.parametrize("hold", [True, False])
+def test_a_block_whose_output_the_model_itself_uses_always_runs(way, hold):
+    model, x = rewired(way), torch.randn(2, 3, 16)
+    wanted, held = [leaf.clone() for leaf in leaves(copy.deepcopy(model)(x))], []
+    for _ in range(3):
+        found = model(x)
+        assert all(torch.equal(a, b) for a, b in zip(leaves(found), wanted, strict=True))
+        held.append(found if hold else None)
+        del found
+    assert min(calls(model)) == 3
+
+
+def test_what_a_block_returns_of_its_arguments_is_passed_on():
+    model, x = rewired("passed on", lambda y, cache: (y, cache)), torch.randn(2, 3, 16)
+    wanted = copy.deepcopy(model)(x)
+    for _ in range(3):
+        assert torch.equal(model(x), wanted)
+    assert [calls(model)[k] for k in UNREAD] == [1, 1]
+
+
+def test_a_cache_gets_no_entries_from_blocks_that_do_not_run():
+    model, x = rewired("cache", lambda y, cache: (y, cache.append(1) or cache)), torch.randn(2, 3, 16)
+    sizes = []
+    for _ in range(3):
+        cache = []
+        model(x, cache=cache)
+        sizes.append(len(cache))
+    assert sizes == [6, 4, 4]
+
+
+def test_an_output_that_cannot_be_described_keeps_its_block():
+    class Odd:
+        def __init__(self, y):
+            self.y = y
+
+        def __getitem__(self, _):
+            return self.y
+
+    model = rewired("tuple", lambda y, _: Odd(y))
+    for _ in range(3):
+        model(torch.randn(2, 3, 16))
+    assert calls(model) == [3] * 6
+
+
+def test_the_weights_of_blocks_that_do_not_run_get_a_gradient_of_zero():
+    model = rewired("plain").train()
+    for _ in range(2):
+        model.zero_grad()
+        model(torch.randn(2, 3, 16)).sum().backward()
+    for number, block in enumerate(model.blocks.flat()):
+        assert all((p.grad == 0).all() for p in block.parameters()) == (number in UNREAD)
+
+
+def test_while_masks_are_learned_every_block_runs():
+    model = mc.rewire(Model(), "blocks", fan_in=1, mask_init="uniform")
+    for _ in range(3):
+        model(torch.randn(2, 3, 16))
+    assert calls(model) == [3] * 6
+
+
+def test_where_shapes_change_what_is_handed_on_has_the_shape_of_the_output():
+    layers = [nn.Conv2d(2, 2, 3, padding=1), nn.Conv2d(2, 4, 3, stride=2, padding=1), nn.Conv2d(4, 4, 1)]
+    model = nn.Sequential(nn.Sequential(*layers, nn.Conv2d(4, 4, 1)))
+    mc.rewire(model, "0", connectivity=[[], [0], [0], [2]])  # block 2 reads block 0, in the shape of block 1
+    seen = []
+    layers[1].register_forward_hook(lambda *_: seen.append(1))
+    for side in (8, 8, 5, 6):
+        x = torch.randn(2, 2, side, side)
+        y = torch.cat([layers[0](x)[:, :, ::2, ::2], torch.zeros(2, 2, -(-side // 2), -(-side // 2))], dim=1)
+        torch.testing.assert_close(model(x), model[0].flat()[3](layers[2](y)))
+    assert seen == [1]
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, on):
+        super().__init__()
+        self.blocks, self.on = nn.ModuleList(EncoderBlock() for _ in range(5)), on
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.on else block(x)
+        return x
+
+
+@pytest.mark.parametrize("how", ["learned", "fixed", "blended"])
+def test_checkpointing_around_single_blocks(how):
+    models = [Checkpointed(on) for on in (True, False)]
+    models[1].load_state_dict(models[0].state_dict())
+    for model in models:
+        if how == "fixed":
+            mc.rewire(model, "blocks", connectivity=[[], [0], [0], [1, 2], [0, 3]])
+        else:
+            mc.rewire(model, "blocks", fan_in=2, mask_init="uniform")
+            optimizer = torch.optim.SGD(mc.param_groups(model, lr=0.1, mask_lr=0.1))
+            mc.attach(optimizer, model, mc.Blend(steps=9) if how == "blended" else None)
+    x = torch.randn(2, 3, 16, requires_grad=True)
+    for _ in range(2):  # two passes in flight
+        losses = [(model(x).square().sum() + model(x + 1).sum()) for model in models]
+        assert torch.equal(*losses)
+        for loss in losses:
+            loss.backward()
+    for (name, a), b in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, msg=name)
+
+
+def test_checkpointing_around_single_blocks_does_not_keep_activations():
+    import gc
+    import weakref
+
+    model, alive = mc.rewire(Checkpointed(True), "blocks", fan_in=2, mask_init="uniform"), []
+    model.blocks.flat()[2].register_forward_hook(lambda *args: alive.append(weakref.ref(args[2])))
+    model(torch.randn(2, 3, 16)).sum().backward()
+    gc.collect()
+    assert all(handle() is None for handle in alive)
+
+
+class LayerDrop(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks, self.dropped = nn.ModuleList(EncoderBlock() for _ in range(5)), set()
+
+    def forward(self, x):
+        for number, block in enumerate(self.blocks):
+            if number not in self.dropped:
+                x = block(x)
+        return x
+
+
+@pytest.mark.parametrize("dropped", [{2}, {0}, {0, 1}, {4}, {1, 2, 3}])
+def test_a_block_that_the_model_leaves_out_hands_on_what_the_one_before_did(dropped):
+    model, x = LayerDrop(), torch.randn(2, 3, 16)
+    blocks, wiring = list(model.blocks), [[], [0], [0, 1], [1, 2], [2, 3]]
+    model.dropped, outs = dropped, []
+    for number, block in enumerate(blocks):
+        before = outs[-1] if outs else x
+        read = sum(outs[k] for k in wiring[number]) / 2 if number > 1 else before
+        outs.append(before if number in dropped else block(read))
+    mc.rewire(model, "blocks", connectivity=wiring)
+    torch.testing.assert_close(model(x), outs[-1])
+    model.dropped = set()
+    model(x)
+    model.eval().dropped = {2}
+    with pytest.raises(mc.ConnectivityError, match="out of turn"):
+        model(x)
+
+
+class Tuples(nn.Module):
+    """A block that takes and returns a tuple."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, given):
+        x, mask = given
+        return self.linear(x) * mask, mask
+
+
+def test_blocks_that_hand_on_tuples_are_joined_by_their_first_tensor():
+    blocks = [Tuples() for _ in range(4)]
+    model, x, mask = nn.Sequential(*blocks), torch.randn(2, 4), torch.tensor([1.0, 0.0, 1.0, 1.0])
+    wanted = model((x, mask))
+    assert torch.equal(mc.rewire(copy.deepcopy(model), "", connectivity="prev")((x, mask))[0], wanted[0])
+    y0 = blocks[0]((x, mask))[0]
+    y1 = blocks[1]((y0, mask))[0]
+    wanted = blocks[3](((y0 + y1) / 2, mask))[0]
+    model = mc.rewire(model, "", connectivity=[[], [0], [1], [0, 1]])
+    for _ in range(3):
+        torch.testing.assert_close(model((x, mask))[0], wanted)
