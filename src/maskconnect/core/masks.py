@@ -164,6 +164,13 @@ class ConnectivityMasks(nn.Module):
         real_TS = self._on_host().masked_fill_(~self.candidate_TS, -torch.inf)
         return self.best(real_TS, self.preferred_top(real_TS))
 
+    def first(self) -> BinaryMasks:
+        """The top-K at the start: of masks that learn, the preferred sources."""
+        if self._start is not None:
+            return self._meaning(write_mask(self._start, self.layout, self.candidates))
+        equal_TS = torch.zeros(self.candidate_TS.shape, device="cpu").masked_fill_(~self.candidate_TS, -torch.inf)
+        return self.best(equal_TS, self.preferred_top(equal_TS))
+
     def preferred_top(self, real_TS: Tensor) -> Tensor:
         """The K largest entries of every row, whether or not every module is read then (`use_all`)."""
         order_TS = self._preferred_first_TS
