@@ -129,6 +129,20 @@ def test_asking_changes_nothing():
         assert torch.equal(value, saved[name]), name
 
 
+def test_frozen_masks_have_no_temperature():
+    stack = mc.MaskedStack(mlp_blocks(4), fan_in=1)
+    assert mc.metrics(stack)["masks/temperature"] == 1
+    mc.freeze(stack)
+    assert mc.metrics(stack)["masks/temperature"] == 0
+
+
+def test_connections_that_are_fixed_do_not_count_as_learned():
+    fixed = mc.MaskedStack(mlp_blocks(9), connectivity="prev")
+    learned = mc.MaskedStack(mlp_blocks(3), fan_in=1)
+    prefer(learned, 1, 0)
+    assert mc.metrics(nn.Sequential(fixed, learned))["masks/moved"] == pytest.approx(1 / 2)
+
+
 def test_a_fixed_wiring_has_not_moved():
     assert mc.metrics(mc.MaskedStack(mlp_blocks(5), fan_in=1, connectivity="random"))["masks/moved"] == 0
 
