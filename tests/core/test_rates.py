@@ -5,6 +5,7 @@ import warnings
 import pytest
 import torch
 from networks import mlp_blocks
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import CosineAnnealingLR, CyclicLR, LambdaLR, OneCycleLR
 
@@ -138,3 +139,27 @@ def test_an_invalid_rate_is_an_error(rate):
     stack = mc.MaskedStack(mlp_blocks(4), fan_in=1)
     with pytest.raises(mc.ConfigError, match="mask_lr"):
         mc.attach(SGD(stack.parameters(), lr=0.1), stack, mask_lr=rate)
+
+
+def test_a_step_without_rate_and_gradient_is_not_counted():
+    """As torch.distributed.checkpoint makes one, to set up the state of an optimizer."""
+    optimizer, stack = learning()
+    assert get_optimizer_state_dict(stack, optimizer)["param_groups"]
+    assert stack.masks.steps_taken == 0
+    LambdaLR(optimizer, lambda step: 0)
+    stack(X).square().sum().backward()
+    optimizer.step()
+    assert stack.masks.steps_taken == 1  # the first step of a warm-up is one
+
+
+def test_the_saved_state_has_the_same_size_however_masks_learn():
+    sizes = set()
+    for how in (mc.Draw(), mc.Blend(steps=1), mc.Blend(steps=10**9, uniform_floor=0.123456789, credit="new")):
+        optimizer, stack = learning()
+        mc.attach(optimizer, stack, how)
+        saved = stack.masks.get_extra_state()
+        again = mc.MaskedStack(mlp_blocks(4), fan_in=1)
+        again.masks.set_extra_state(saved)
+        assert again.masks.how == how
+        sizes.add(len(saved))
+    assert len(sizes) == 1

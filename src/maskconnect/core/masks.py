@@ -24,6 +24,9 @@ from maskconnect.core.wiring import Layout, Sources, cover, random_wiring, reach
 from maskconnect.errors import CheckpointError, ConfigError, ConnectivityError
 from maskconnect.reading import parse_json
 
+HOW_BYTES = 512
+"""The room for `how` in a saved state: torch.distributed.checkpoint needs the same size for every `how`."""
+
 
 @dataclass(frozen=True, eq=False)
 class BinaryMasks:
@@ -302,7 +305,7 @@ class ConnectivityMasks(nn.Module):
 
     def get_extra_state(self) -> Tensor:
         """The state of the generator, so that a restored stack continues the same draws, and `how` as JSON."""
-        how = json.dumps(to_plain(self.how)).encode()
+        how = json.dumps(to_plain(self.how)).encode().ljust(HOW_BYTES)
         return torch.cat([self.generator.get_state(), torch.tensor(list(how), dtype=torch.uint8, device="cpu")])
 
     def set_extra_state(self, state: Tensor) -> None:

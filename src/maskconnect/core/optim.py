@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from maskconnect.core.learning import Draw, Learning, check_credit
 from maskconnect.core.lookup import masks_of, some_stacks_of
 from maskconnect.core.masks import ConnectivityMasks
-from maskconnect.core.rates import GIVEN, mask_rate, warn_of_one_rate
+from maskconnect.core.rates import GIVEN, is_empty_step, mask_rate, warn_of_one_rate
 from maskconnect.errors import ConfigError, number, shown
 
 _updates: WeakKeyDictionary[ConnectivityMasks, ReferenceType[MaskUpdate]] = WeakKeyDictionary()
@@ -152,8 +152,9 @@ class MaskUpdate:
         for m, group in zip(self.masks, groups_of(optimizer, self.masks), strict=True):
             before, grad = self.noted.pop(id(m), (m.real, None))
             m.real.copy_(before)
-            if not m.is_frozen:
-                _descend_(m.real, grad, group, optimizer, mask_rate(optimizer, group, self.mask_lr))
+            rate = mask_rate(optimizer, group, self.mask_lr)
+            if not m.is_frozen and not is_empty_step(m.real, rate):
+                _descend_(m.real, grad, group, optimizer, rate)
                 m.clip_()
                 m.progress += 1
                 if self.steps == 2 and self.mask_lr is None:  # in the first, every schedule may have the same rates

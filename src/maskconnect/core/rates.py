@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 GIVEN = "given_rates"
@@ -22,6 +23,11 @@ def mask_rate(optimizer: Optimizer, group: dict[str, Any], mask_lr: float | None
         return lr
     full = float(group.get("max_lr", group.get("initial_lr", optimizer.defaults["lr"])))
     return mask_lr * lr / full if full else mask_lr
+
+
+def is_empty_step(real: Tensor, rate: float) -> bool:
+    """Whether a step has neither a rate nor a gradient: torch.distributed.checkpoint sets up optimizers with one."""
+    return rate == 0 and real.grad is not None and not real.grad.any()
 
 
 def warn_of_one_rate(optimizer: Optimizer, group: dict[str, Any]) -> None:
