@@ -13,13 +13,14 @@ def torchrun(script, *words, ranks=2):
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--standalone"]
     places = [HERE, HERE.parent / "workers", *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, places))}
-    done = subprocess.run(
-        [*command, str(HERE / "workers" / script), *map(str, words)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(
+        [*command, str(HERE / "workers" / script), *map(str, words)], env=environment, **pipes
+    ) as run:
+        try:
+            said, errors = run.communicate(timeout=120)
+        except subprocess.TimeoutExpired:
+            run.terminate()  # on which torchrun ends its workers
+            said, errors = run.communicate()
+    assert run.returncode == 0, said + errors
+    return said

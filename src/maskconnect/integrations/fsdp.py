@@ -8,7 +8,7 @@ Weights are sharded. Masks are small and every process draws from all of them, s
 gradients are averaged, and all processes make the same update.
 
 torch's clip_grad_norm_ does not take sharded and whole gradients together: clip `optimizer.param_groups[0]["params"]`.
-Load a checkpoint before `mc.attach`, as always.
+Load a checkpoint before `mc.attach`.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -21,7 +22,7 @@ from maskconnect.integrations.fsdp import shard
 torch.set_default_dtype(torch.float64)
 torch.set_num_threads(1)
 rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-dist.init_process_group("gloo")
+dist.init_process_group("gloo", timeout=timedelta(seconds=30))  # ranks that have gone apart wait
 mesh = init_device_mesh("cpu", (ranks,))
 STEPS, FROZEN_AT = 8, 5
 WAYS = {"draw": mc.Draw(), "blend": mc.Blend(steps=FROZEN_AT)}
