@@ -1,5 +1,6 @@
 """What a person gets who installs the package."""
 
+import importlib
 import subprocess
 import sys
 import sysconfig
@@ -25,8 +26,8 @@ def python(code, executable=sys.executable, cwd=None):
     return result.stdout
 
 
-def test_at_most_22_public_names_all_of_them_there():
-    assert len(mc.__all__) <= 22
+def test_at_most_24_public_names_all_of_them_there():
+    assert len(mc.__all__) <= 24
     assert all(hasattr(mc, name) for name in mc.__all__)
 
 
@@ -47,6 +48,14 @@ def test_a_missing_extra_is_one_sentence_that_names_it():
     ):
         need("no_such_thing.inside", extra="data")
     assert need("json.decoder", extra="data").JSONDecoder
+
+
+@pytest.mark.parametrize(("library", "module"), [("transformers", "huggingface"), ("lightning", "lightning")])
+def test_a_callback_without_its_library_is_one_sentence_that_names_the_extra(library, module, monkeypatch):
+    monkeypatch.setitem(sys.modules, library, None)
+    said = rf"^{library} is not installed; run: pip install 'maskconnect\[integrations\]'$"
+    with pytest.raises(mc.MaskConnectError, match=said):
+        importlib.import_module(f"maskconnect.integrations.{module}")
 
 
 USE = """

@@ -2,6 +2,7 @@
 
 import importlib.util
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -78,3 +79,11 @@ def test_pip_is_really_asked_and_finds_the_pinned_version_here(setup):
 def test_constraints_pin_what_pyproject_gives_as_a_range():
     assert "torch==2.13.0" in (ROOT / "constraints.txt").read_text()
     assert '"torch>=' in (ROOT / "pyproject.toml").read_text()
+
+
+@pytest.mark.parametrize("chosen", ["not slow and not docs and not integrations", "slow"])
+def test_other_selections_do_not_read_the_tests_of_integrations(chosen):
+    words = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", "-m", chosen]
+    done = subprocess.run([*words, "tests/integrations"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED, done.stdout + done.stderr
+    assert "deselected" not in done.stdout  # which would say that the files were imported

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from maskconnect.core.count import count_parameters
     from maskconnect.core.learning import Blend, Draw
     from maskconnect.core.lookup import freeze, wiring_of
+    from maskconnect.core.metrics import metrics
     from maskconnect.core.optim import attach, param_groups
     from maskconnect.core.reference import reference
     from maskconnect.core.residual import Residual
@@ -39,6 +40,7 @@ __all__ = [
     "draw",
     "freeze",
     "load",
+    "metrics",
     "param_groups",
     "prune",
     "reference",
@@ -59,6 +61,7 @@ _PLACES = {
     "draw": "report.drawing",
     "freeze": "core.lookup",
     "load": "ship.saved",
+    "metrics": "core.metrics",
     "param_groups": "core.optim",
     "prune": "pruning.prune",
     "reference": "core.reference",

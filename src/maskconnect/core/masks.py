@@ -24,6 +24,9 @@ from maskconnect.core.wiring import Layout, Sources, cover, random_wiring, reach
 from maskconnect.errors import CheckpointError, ConfigError, ConnectivityError
 from maskconnect.reading import parse_json
 
+HOW_BYTES = 512
+"""The room for `how` in a saved state: torch.distributed.checkpoint needs the same size for every `how`."""
+
 
 @dataclass(frozen=True, eq=False)
 class BinaryMasks:
@@ -164,6 +167,13 @@ class ConnectivityMasks(nn.Module):
         real_TS = self._on_host().masked_fill_(~self.candidate_TS, -torch.inf)
         return self.best(real_TS, self.preferred_top(real_TS))
 
+    def first(self) -> BinaryMasks:
+        """The top-K at the start: of masks that learn, the preferred sources."""
+        if self._start is not None:
+            return self._meaning(write_mask(self._start, self.layout, self.candidates))
+        equal_TS = torch.zeros(self.candidate_TS.shape, device="cpu").masked_fill_(~self.candidate_TS, -torch.inf)
+        return self.best(equal_TS, self.preferred_top(equal_TS))
+
     def preferred_top(self, real_TS: Tensor) -> Tensor:
         """The K largest entries of every row, whether or not every module is read then (`use_all`)."""
         order_TS = self._preferred_first_TS
@@ -295,7 +305,7 @@ class ConnectivityMasks(nn.Module):
 
     def get_extra_state(self) -> Tensor:
         """The state of the generator, so that a restored stack continues the same draws, and `how` as JSON."""
-        how = json.dumps(to_plain(self.how)).encode()
+        how = json.dumps(to_plain(self.how)).encode().ljust(HOW_BYTES)
         return torch.cat([self.generator.get_state(), torch.tensor(list(how), dtype=torch.uint8, device="cpu")])
 
     def set_extra_state(self, state: Tensor) -> None:

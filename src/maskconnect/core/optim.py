@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from maskconnect.core.learning import Draw, Learning, check_credit
 from maskconnect.core.lookup import masks_of, some_stacks_of
 from maskconnect.core.masks import ConnectivityMasks
+from maskconnect.core.rates import GIVEN, is_empty_step, mask_rate, warn_of_one_rate
 from maskconnect.errors import ConfigError, number, shown
 
 _updates: WeakKeyDictionary[ConnectivityMasks, ReferenceType[MaskUpdate]] = WeakKeyDictionary()
@@ -35,11 +36,14 @@ def param_groups(model: nn.Module, lr: float, mask_lr: float, weight_decay: floa
     learned = [m.real for m in masks if m.learned]
     groups: list[dict[str, Any]] = [{"params": weights, "lr": lr, "weight_decay": weight_decay}]
     if learned:
-        groups.append({"params": learned, "lr": mask_lr, "weight_decay": 0.0, "momentum": 0.0})
+        given = float(lr), float(mask_lr)
+        groups.append({"params": learned, "lr": mask_lr, "weight_decay": 0.0, "momentum": 0.0, GIVEN: given})
     return groups
 
 
-def attach(optimizer: Optimizer, model: nn.Module, how: Learning | None = None) -> None:
+def attach(
+    optimizer: Optimizer, model: nn.Module, how: Learning | None = None, *, mask_lr: float | None = None
+) -> None:
     """Make every `optimizer.step()` update the masks of `model` as step 3 of Algorithm 1 does.
 
     m~ <- clip(m~ - lr * dl/dm, 0, 1), with the lr of the group that holds m~, so schedulers apply. dl/dm is taken
@@ -54,7 +58,11 @@ def attach(optimizer: Optimizer, model: nn.Module, how: Learning | None = None) 
         model: a model with at least one `MaskedStack`.
         how: `mc.Draw()`, the default, is Algorithm 1 as published; `mc.Blend(steps=N)` reads all candidates in part and
             becomes the top-K after N steps.
+        mask_lr: the learning rate of the masks, where the optimizer was not made with `mc.param_groups`, but by a
+            trainer that puts all parameters into its groups. It follows the schedule of the group that holds the masks.
     """
+    if mask_lr is not None and not 0 <= number("mask_lr", mask_lr) < math.inf:
+        raise ConfigError(f"mask_lr is {shown(mask_lr)}; it must be a number of 0 or more.")
     how = Draw() if how is None else how
     if not isinstance(how, Learning):
         raise ConfigError(f"how is {shown(how)}; it must be mc.Draw() or mc.Blend(steps=N).")
@@ -82,7 +90,7 @@ def attach(optimizer: Optimizer, model: nn.Module, how: Learning | None = None) 
         if m in _updates and (before := _updates[m]()) is not None:
             before.drop(m)
     if kept:
-        update = ref(MaskUpdate(optimizer, kept))
+        update = ref(MaskUpdate(optimizer, kept, None if mask_lr is None else float(mask_lr)))
         _updates.update(dict.fromkeys(kept, update))
 
 
@@ -96,8 +104,8 @@ def advance(model: nn.Module) -> None:
 class MaskUpdate:
     """The hooks of one optimizer that update masks."""
 
-    def __init__(self, optimizer: Optimizer, masks: list[ConnectivityMasks]) -> None:
-        self.masks = masks
+    def __init__(self, optimizer: Optimizer, masks: list[ConnectivityMasks], mask_lr: float | None = None) -> None:
+        self.masks, self.mask_lr, self.steps = masks, mask_lr, 0
         self.noted: dict[int, tuple[Tensor, Tensor | None]] = {}  # real masks and gradients before the step
         self.handles: list[RemovableHandle] = [
             optimizer.register_step_pre_hook(self.prepare),
@@ -140,13 +148,17 @@ class MaskUpdate:
     @torch.no_grad()
     def update(self, optimizer: Optimizer, *_: Any) -> None:
         """After the step: m~ <- clip(m~ - lr * dl/dm, 0, 1), and one step of progress; frozen masks stay."""
+        self.steps += 1
         for m, group in zip(self.masks, groups_of(optimizer, self.masks), strict=True):
             before, grad = self.noted.pop(id(m), (m.real, None))
             m.real.copy_(before)
-            if not m.is_frozen:
-                _descend_(m.real, grad, group, optimizer)
+            rate = mask_rate(optimizer, group, self.mask_lr)
+            if not m.is_frozen and not is_empty_step(m.real, rate):
+                _descend_(m.real, grad, group, optimizer, rate)
                 m.clip_()
                 m.progress += 1
+                if self.steps == 2 and self.mask_lr is None:  # in the first, every schedule may have the same rates
+                    warn_of_one_rate(optimizer, group)
 
 
 def groups_of(optimizer: Optimizer, masks: list[ConnectivityMasks]) -> list[dict[str, Any]]:
@@ -165,10 +177,9 @@ def _groups_by_parameter(optimizer: Optimizer) -> dict[int, dict[str, Any]]:
     return {id(p): group for group in optimizer.param_groups for p in group["params"]}
 
 
-def _descend_(real: Tensor, grad: Tensor | None, group: dict[str, Any], optimizer: Optimizer) -> None:
+def _descend_(real: Tensor, grad: Tensor | None, group: dict[str, Any], optimizer: Optimizer, rate: float) -> None:
     """m~ <- m~ - lr * dl/dm, in place, unless a GradScaler told a fused optimizer to skip this step."""
     found_inf = getattr(optimizer, "found_inf", None)
     if grad is None or (found_inf is not None and found_inf.item()):
         return
-    rate = float(group["lr"])
     real.add_(grad, alpha=rate if group.get("maximize") else -rate)

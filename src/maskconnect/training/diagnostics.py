@@ -1,4 +1,4 @@
-"""What a run tells about its masks and activations."""
+"""What a run tells about its activations."""
 
 from __future__ import annotations
 
@@ -9,35 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from maskconnect.core.lookup import masks_of
 from maskconnect.core.stack import MaskedStack
 from maskconnect.errors import MaskConnectError
-
-
-def mask_entropy(network: nn.Module) -> float:
-    """How undecided the real masks are: 1 where all candidates are equally likely, 0 where one is certain.
-
-    The entropy of each target's mask over that of a uniform one; the mean of all targets that have a choice.
-    """
-    found: list[float] = []
-    for masks in masks_of(network):
-        for target, row in zip(masks.layout.targets, masks.real.detach().double().cpu(), strict=True):
-            if (count := len(masks.candidates[target])) > 1:
-                p = row / row.sum()
-                entropy = float(torch.special.entr(p).sum()) / math.log(count)
-                found.append(entropy if row.any() else 1.0)  # the next draw starts such a row from uniform (D6)
-    return sum(found) / len(found) if found else 0.0
-
-
-def connections(network: nn.Module) -> list[list[list[int]]]:
-    """For every stack, the sources of every module in it: the frozen ones, or the top-K."""
-    return [[list(row) for row in masks.settled().sources] for masks in masks_of(network)]
-
-
-def changes(before: list[list[list[int]]], after: list[list[list[int]]]) -> int:
-    """How many connections there are now that there were not."""
-    pairs = [(old, new) for a, b in zip(before, after, strict=True) for old, new in zip(a, b, strict=True)]
-    return sum(len(set(new) - set(old)) for old, new in pairs)
 
 
 @torch.no_grad()

@@ -21,12 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from maskconnect.core.lookup import freeze, masks_of, wiring_of
+from maskconnect.core.metrics import changes, connections, mask_entropy
 from maskconnect.core.optim import advance
 from maskconnect.errors import LostRankError, LostWorkerError, MaskConnectError, ToldElsewhereError
 from maskconnect.recipes.schema import Recipe
 from maskconnect.training import images, options
 from maskconnect.training.agreement import check_agreement
-from maskconnect.training.diagnostics import changes, connections, mask_entropy, scales_in_words
+from maskconnect.training.diagnostics import scales_in_words
 from maskconnect.training.environment import differences, machine_of
 from maskconnect.training.evaluation import Evaluation
 from maskconnect.training.folder import DATA, RunFolder

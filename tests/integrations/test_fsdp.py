@@ -1,0 +1,7 @@
+"""FSDP2 on two processes."""
+
+from launch import torchrun
+
+
+def test_sharded_training_is_that_of_ddp_and_of_one_process_and_resumes_to_the_bit(tmp_path):
+    assert torchrun("sharded.py", tmp_path) == "all is well\n"
