@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from maskconnect.core.count import pruned_parameters
 from maskconnect.core.lookup import masks_of, some_stacks_of
 from maskconnect.core.masks import ConnectivityMasks
 from maskconnect.core.wiring import Sources
-from maskconnect.errors import ConfigError, ConnectivityError
+from maskconnect.errors import ConfigError
 
 
 def metrics(model: nn.Module, before: Any = None) -> dict[str, float]:
@@ -31,7 +30,7 @@ def metrics(model: nn.Module, before: Any = None) -> dict[str, float]:
         masks/progress: the number of optimizer steps that masks have learned for.
         masks/temperature: 1 where sources are drawn or blended in proportion to the masks, 0 where the top-K is read.
         masks/frozen: 1 where all masks are frozen, otherwise 0.
-        masks/parameters: the number of weights that pruning would leave now; missing where a model cannot be pruned.
+        masks/parameters: the number of weights that pruning would leave now.
         Of masks that are not frozen, the wiring is their top-K.
     """
     stacks = some_stacks_of(model)
@@ -43,6 +42,7 @@ def metrics(model: nn.Module, before: Any = None) -> dict[str, float]:
         "masks/progress": float(max(m.steps_taken for m in masks)),
         "masks/temperature": max(temperature(m) for m in masks),
         "masks/frozen": float(all(m.is_frozen for m in masks)),
+        "masks/parameters": float(pruned_parameters(model).transitive),
     }
     if before is not None:
         given = before if len(stacks) > 1 else {next(iter(stacks)): before}
@@ -50,8 +50,6 @@ def metrics(model: nn.Module, before: Any = None) -> dict[str, float]:
             raise ConfigError("before is the wiring of another model; pass an earlier mc.wiring_of(model).")
         then = [_rows(stack.layout.from_plain(given[name], what="before")) for name, stack in stacks.items()]
         found["masks/changes"] = float(changes(then, connections(model)))
-    with suppress(ConnectivityError):  # where the model runs the blocks itself, so none can be taken out
-        found["masks/parameters"] = float(pruned_parameters(model).transitive)
     return found
 
 
