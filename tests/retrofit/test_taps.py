@@ -169,3 +169,13 @@ def test_blocks_that_nothing_reads_get_a_gradient_of_zero():
     for number, block in enumerate(model.blocks.flat()):
         nothing = all((p.grad == 0).all() for p in block.parameters())
         assert nothing == (number in (1, 2))
+
+
+@pytest.mark.parametrize("options", [{"connectivity": [[], [0], [0], [0, 2], [2, 3]]}, {"fan_in": 2}])
+def test_a_rewired_model_compiles(options):
+    model, x = mc.rewire(Loops("index"), "blocks", **options), torch.randn(2, 3, 16)
+    compiled = torch.compile(model, backend="eager")
+    for _ in range(3):  # the first frozen pass watches, later ones leave out block 1
+        torch.testing.assert_close(compiled.eval()(x), copy.deepcopy(model).eval()(x))
+    compiled.train()(x).sum().backward()
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad and p.ndim > 1)

@@ -126,32 +126,47 @@ class Walker:
         raise NotImplementedError
 
     def run(self, number: int, block: nn.Module, given: Given) -> Any:
-        """Run a block on the aggregate of its active sources; `given` has what the model hands to it."""
+        """Run a block on the aggregate of its active sources; `given` has what the model hands to it.
+
+        A compiler compiles the block, and leaves what is before and after it alone.
+        """
+        walk, reading = self._before(number, given)
+        if reading is None:
+            form = self.forms[number]
+            assert form is not None
+            return stand_in(form, given.main, given.arguments)
+        y = reading.call(block)
+        return y if walk is None else self._after(number, walk, given, y)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _before(self, number: int, given: Given) -> tuple[Walk | None, Given | None]:
+        """The pass, and what the block reads: nothing where it is left out. No pass where nothing follows the block."""
         x = given.x if callable(self.aggregation) else given.main
         again = backward_pass() is not None
         if number == 0 and again:
             self.passes.now, self.passes.first = None, x  # this block alone, or all: the next one will show
-            return given.call(block)
+            return None, given
         walk = self._begin(x) if number == 0 else self._follow(number, x, again=again)
         alive = walk.inputs.masks.alive
-        unread = not walk.inputs.learning and not alive[number]
-        if unread and not self.needed(walk.inputs)[number]:
+        if not walk.inputs.learning and not alive[number] and not self.needed(walk.inputs)[number]:
             walk.block_read(x)
-            form = self.forms[number]
-            assert form is not None
-            return stand_in(form, given.main, given.arguments)
+            return walk, None
         read = walk.read(number) if number else x
-        last = number == self.layout.targets[-1]
-        if last:
+        if number == self.layout.targets[-1]:
             read = self.reaching_idle_parameters(read, alive)
             for watch in self.passes.watches.values():
                 watch.end()
         walk.block_read(read)
-        y = given.reading(read).call(block)
-        if unread and number not in self.forms:
+        return walk, given.reading(read)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _after(self, number: int, walk: Walk, given: Given, y: Any) -> Any:
+        """The output of the block as the model gets it."""
+        inputs = walk.inputs
+        if not inputs.learning and not inputs.masks.alive[number] and number not in self.forms:
             y = self._watched(number, y, given)
-        if last:
-            y = self.end(walk.inputs, y, walk.outputs)
+        if number == self.layout.targets[-1]:
+            y = self.end(inputs, y, walk.outputs)
             walk.let_go()
             self.passes.now = None
         return y
