@@ -98,8 +98,10 @@ def _alive(stack: MaskedStack) -> Sequence[bool]:
 
 
 def _weights(model: nn.Module, stays: Callable[[MaskedStack], Sequence[bool]]) -> int:
-    kept = {p for part in _kept(model, stays) for p in part.parameters(recurse=False)}
-    return sum(p.numel() for p in kept)
+    parts = dict.fromkeys(_kept(model, stays))
+    kept = {p for part in parts for p in part.parameters(recurse=False)}
+    unread = sum(part.unread_weights() for part in parts if isinstance(part, MaskedStack))
+    return sum(p.numel() for p in kept) - unread
 
 
 def _kept(part: nn.Module, stays: Callable[[MaskedStack], Sequence[bool]]) -> Iterator[nn.Module]:

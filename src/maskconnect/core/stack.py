@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from maskconnect.core.aggregate import with_zero_gradient
 from maskconnect.core.checks import (
+    AGGREGATIONS,
     GrowthWatch,
     check_options,
     decay_of,
@@ -67,6 +68,7 @@ class MaskedStack(nn.Module):
     """
 
     runs_its_modules = True  # and so can leave some out
+    aggregations: Sequence[str] = AGGREGATIONS  # by name
 
     def __init__(
         self,
@@ -82,7 +84,7 @@ class MaskedStack(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        check_options(aggregation, align, use_all, seed)
+        check_options(aggregation, align, use_all, seed, self.aggregations)
         self.blocks, self.layout = register(modules, aggregation)
         self.aggregation, self.align = aggregation, align
         every = self.layout.candidates()
@@ -204,6 +206,10 @@ class MaskedStack(nn.Module):
     def described_aggregation(self) -> str:
         """Its name, or "own" where it is the user's."""
         return self.aggregation if isinstance(self.aggregation, str) else "own"
+
+    def unread_weights(self) -> int:
+        """How many weights of modules that stay belong to connections that are left out, as in a dense block."""
+        return 0
 
     def flat(self) -> list[nn.Module]:
         """All modules, in the order in which they run."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 from torch import Size, Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from maskconnect.core.stack import MaskedStack
-from maskconnect.errors import ConfigError
+from maskconnect.errors import ConfigError, shown
+from maskconnect.retrofit.dense_block import dense_stack, is_dense_block
 from maskconnect.retrofit.taps import TappedStack
 
 CLOSE = 0.01
@@ -19,13 +20,13 @@ CLOSE = 0.01
 
 def rewire(
     model: nn.Module,
-    path: str,
+    path: str | list[str] | tuple[str, ...],
     fan_in: int | Sequence[int] | None = None,
     *,
     connectivity: str | Sequence[Any] = "learned",
-    aggregation: str | Callable[[Sequence[Any], Tensor], Any] = "mean",
+    aggregation: str | Callable[[Sequence[Any], Tensor], Any] | None = None,
     align: Callable[[Tensor, Size], Tensor] | None = None,
-    mask_init: str | float = CLOSE,
+    mask_init: str | float | None = None,
     seed: int = 0,
 ) -> nn.Module:
     """Let the blocks of a trained model learn which of the blocks before them to read.
@@ -41,25 +42,50 @@ def rewire(
         path: the name of an `nn.Sequential` or an `nn.ModuleList` of blocks that the model runs from first to last; ""
             for a model that is one itself. What the model hands from a block to the next may be read by all later ones
             too; what it does in between, and further arguments of the blocks, stay as they are.
-        mask_init: where the masks start, as in `mc.MaskedStack`: near the old wiring, because uniform masks wreck a
-            trained network.
-        fan_in, connectivity, aggregation, align, seed: as in `mc.MaskedStack`.
+            Or the name of a dense block of a DenseNet, whose layers then learn which features to read; or a list of
+            names of dense blocks, each of which gets masks of its own, with seeds `seed`, `seed + 1`, ...
+        aggregation: as in `mc.MaskedStack`, by default "mean"; a dense block has "concat" and no other.
+        mask_init: where the masks start, as in `mc.MaskedStack`: by default near the old wiring, because uniform masks
+            wreck a trained network; of a dense block, which reads everything, uniform.
+        fan_in, connectivity, align, seed: as in `mc.MaskedStack`.
     """
+    if isinstance(path, list | tuple):
+        given: dict[str, Any] = {"aggregation": aggregation, "align": align, "mask_init": mask_init}
+        return _rewire_dense_blocks(model, path, fan_in, connectivity, seed, given)
     container = _container(model, path)
+    if is_dense_block(container):
+        dense = dense_stack(
+            container,
+            path,
+            fan_in,
+            connectivity=connectivity,
+            aggregation=aggregation,
+            align=align,
+            mask_init=mask_init,
+            seed=seed,
+        )
+        return _put(model, path, container, dense)
     if isinstance(aggregation, str) and aggregation in ("residual", "stream"):
         raise ConfigError(
             f"aggregation is {aggregation!r}, which needs the residuals of blocks, and the blocks of {path!r} return "
             "whole outputs; use 'mean', 'sum' or 'scaled', or build the model with mc.MaskedStack."
         )
     stack = TappedStack(
-        dict(container._modules),  # named_children would leave out a block that stands there twice
+        cast(
+            dict[str, nn.Module], dict(container._modules)
+        ),  # named_children would leave out a block that stands there twice
         fan_in,
         connectivity=connectivity,
-        aggregation=aggregation,
+        aggregation="mean" if aggregation is None else aggregation,
         align=align,
-        mask_init=mask_init,
+        mask_init=CLOSE if mask_init is None else mask_init,
         seed=seed,
     )
+    return _put(model, path, container, stack)
+
+
+def _put(model: nn.Module, path: str, container: nn.Module, stack: MaskedStack) -> nn.Module:
+    """The model with the stack in the place of the container, on its device and in its mode."""
     like = next((p for p in container.parameters() if p.is_floating_point()), None)
     if like is not None:
         stack.masks.to(like)
@@ -73,7 +99,30 @@ def rewire(
     return model
 
 
-def _container(model: nn.Module, path: str) -> nn.Sequential | nn.ModuleList:
+def _rewire_dense_blocks(
+    model: nn.Module,
+    paths: Sequence[str],
+    fan_in: int | Sequence[int] | None,
+    connectivity: str | Sequence[Any] | Mapping[str, Any],
+    seed: int,
+    given: Mapping[str, Any],
+) -> nn.Module:
+    """The model with masks in each of several dense blocks; none of them changes if one cannot be rewired."""
+    containers = {path: _container(model, path) for path in paths}
+    if len(set(containers.values())) < max(1, len(paths)):
+        raise ConfigError(f"path is {shown(list(paths))}; it must name one block or more, each once.")
+    stacks = {}
+    for offset, (path, container) in enumerate(containers.items()):
+        if not is_dense_block(container):
+            raise ConfigError(f"{path!r} is not a dense block; give a list of names of dense blocks only, or one name.")
+        wiring = connectivity.get(path) if isinstance(connectivity, Mapping) else connectivity
+        stacks[path] = dense_stack(container, path, fan_in, connectivity=wiring, seed=seed + offset, **given)
+    for path, stack in stacks.items():
+        model = _put(model, path, containers[path], stack)
+    return model
+
+
+def _container(model: nn.Module, path: str) -> nn.Module:
     """The list of blocks at `path`, if a stack can take its place."""
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model is a {type(model).__name__}; it must be an nn.Module.")
@@ -85,7 +134,7 @@ def _container(model: nn.Module, path: str) -> nn.Sequential | nn.ModuleList:
     if not isinstance(path, str):
         raise ConfigError(f"path is {path!r}; it must be the name of a list of blocks. {_hint(model)}")
     parts = dict(model.named_modules(remove_duplicate=False))
-    found = parts.get(path)
+    found: nn.Module | None = parts.get(path)
     if found is None:
         near = difflib.get_close_matches(path, parts, n=1)
         hint = f"Did you mean {near[0]!r}?" if near else _hint(model)
@@ -93,6 +142,9 @@ def _container(model: nn.Module, path: str) -> nn.Sequential | nn.ModuleList:
     above = [parts[path[:end]] for end, letter in enumerate(path) if letter == "."]
     if isinstance(found, MaskedStack) or _is_inside(above, found):
         raise ConfigError(f"{path!r} is a MaskedStack already, or a part of one.")
+    if is_dense_block(found):
+        _check_hooks(found, path)
+        return found
     if not isinstance(found, nn.Sequential | nn.ModuleList):
         raise ConfigError(
             f"{path!r} is a {type(found).__name__}; it must be an nn.Sequential or an nn.ModuleList. {_hint(model)}"
@@ -111,9 +163,13 @@ def _container(model: nn.Module, path: str) -> nn.Sequential | nn.ModuleList:
         raise ConfigError(
             f"{path!r} is a {type(found).__name__} with a forward of its own, which a stack would not run."
         )
+    _check_hooks(found, path)
+    return found
+
+
+def _check_hooks(found: nn.Module, path: str) -> None:
     if found._forward_hooks or found._forward_pre_hooks or found._backward_hooks or found._backward_pre_hooks:
         raise ConfigError(f"{path!r} has hooks, which a stack in its place would not run; remove them before.")
-    return found
 
 
 def _is_inside(above: Sequence[nn.Module], found: nn.Module) -> bool:
