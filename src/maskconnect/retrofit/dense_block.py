@@ -46,7 +46,9 @@ def dense_stack(
         raise ConfigError(f"{path!r} is a dense block, whose layers read a concatenation; {what} does not apply.")
     check_dense_block(block, path)
     init = "uniform" if mask_init is None else mask_init
-    return DenseStack(dict(block.named_children()), fan_in, mask_init=init, **options)
+    stack = DenseStack(dict(block.named_children()), fan_in, mask_init=init, **options)
+    stack.flat()[0].train(block.training)  # the layers stay in the modes that they are in
+    return stack
 
 
 def _is_layer(part: nn.Module) -> bool:

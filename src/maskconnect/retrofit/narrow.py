@@ -4,7 +4,7 @@ A layer reads the concatenation of its sources through `norm1`, an activation an
 treat every channel by itself, and the convolution adds channels up, so both norm and convolution can be cut along the
 channels of the sources. The layer's own `forward` stays what is run, on copies that share all its other parts.
 
-Shape letters: S sources of a layer.
+Shape letters: S sources of a layer, C their channels.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ def weighted(layer: nn.Module, widths: Sequence[int], mask_S: Tensor) -> nn.Modu
     too it is multiplied in float32, so that its gradient is added up there.
     """
     conv = conv_of(layer)
-    wide = conv.weight.to(torch.promote_types(conv.weight.dtype, mask_S.dtype))
-    columns = zip(mask_S, torch.split(wide, list(widths), dim=1), strict=True)
-    weight = torch.cat([m * column for m, column in columns], dim=1).to(conv.weight.dtype)
-    masked = twin(conv, parameters={**conv._parameters, "weight": weight})
+    times_S = torch.tensor(widths, device=mask_S.device)
+    mask_C = mask_S.repeat_interleave(times_S, output_size=sum(widths))
+    weight = conv.weight * mask_C.reshape(-1, *[1] * (conv.weight.dim() - 2))
+    masked = twin(conv, parameters={**conv._parameters, "weight": weight.to(conv.weight.dtype)})
     return twin(layer, modules={**layer._modules, "conv1": masked})
 
 
