@@ -8,6 +8,7 @@ import torch
 from dense import Block, DenseNet, Layer, block_by_hand, rows_of
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import maskconnect as mc
 from maskconnect.pruning.prune import difference, pruned_parameters
@@ -142,7 +143,7 @@ def test_the_gradient_by_the_mask_is_that_of_the_masks_by_hand_at_every_candidat
     model = block()
     stack = stack_of(copy.deepcopy(model), fan_in=2, mask_init=0.5, seed=3)
     stack.masks.how = how
-    x, y = features().requires_grad_(), None
+    x = features().requires_grad_()
     inputs = {}
     stack.masks.draw, drawn = lambda: inputs.setdefault("masks", drawn()), stack.masks.draw
     loss_of(stack(x)).backward()
@@ -191,6 +192,17 @@ def test_layers_may_checkpoint_their_activations(checkpointing, options):
     for network in (plain, stack):
         loss_of(network(x.clone().requires_grad_())).backward()
     for (name, a), b in zip(plain.named_parameters(), stack.parameters(), strict=True):
+        torch.testing.assert_close(b.grad, a.grad, msg=name)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_activation_checkpointing_around_a_block_repeats_the_masks_of_its_pass(reentrant):
+    plain = stack_of(block(), fan_in=1)
+    saving = copy.deepcopy(plain)
+    x = features().requires_grad_()
+    loss_of(checkpoint(saving, x, use_reentrant=reentrant)).backward()
+    loss_of(plain(x)).backward()
+    for (name, a), b in zip(plain.named_parameters(), saving.parameters(), strict=True):
         torch.testing.assert_close(b.grad, a.grad, msg=name)
 
 
@@ -245,6 +257,16 @@ def test_each_block_has_masks_of_its_own_which_start_uniform():
     assert mc.wiring_of(again) == wirings
     near = mc.rewire(DenseNet(), BLOCKS[0], fan_in=1, mask_init=0.01)
     assert near.features.denseblock1.masks.real.max(dim=1).values.min() > 0.9
+
+
+def test_a_model_that_is_a_dense_block_itself():
+    model = block()
+    stack = mc.rewire(copy.deepcopy(model), "", connectivity="full")
+    x = features()
+    assert torch.equal(stack(x), model(x))
+    model["input"] = Layer(18, 3).double()
+    with pytest.raises(mc.ConfigError, match="a layer is called 'input'"):
+        mc.rewire(model, "", fan_in=2)
 
 
 def test_a_checkpoint_of_the_plain_network_loads():

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from maskconnect.core.inputs import Inputs
+from maskconnect.errors import ConfigError
 from maskconnect.retrofit.named import NamedStack
 from maskconnect.retrofit.narrow import conv_of, growth_of, keep_statistics_, narrowed, norm_of, weighted
 
@@ -44,6 +45,8 @@ class DenseStack(NamedStack):
     aggregations = ("concat",)
 
     def __init__(self, layers: Mapping[str, nn.Module], *args: Any, **kwargs: Any) -> None:
+        if INPUT in layers:
+            raise ConfigError(f"a layer is called {INPUT!r}, a name that the stack needs for itself; rename it.")
         super().__init__({INPUT: nn.Identity(), **layers}, *args, aggregation="concat", **kwargs)
         self.widths = widths_of(list(layers.values()))
 

@@ -7,6 +7,7 @@ layers, and then tried: the block against a `DenseStack` of its layers, and each
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -24,10 +25,12 @@ SIDE = 8
 
 
 def is_dense_block(block: nn.Module) -> bool:
-    """Whether the children of a module are all layers of a dense block, and its forward is its own."""
+    """Whether a module has a forward of its own, and layers as children that each read more than the one before."""
     layers = list(block.children())
     plain = (nn.Sequential.forward, nn.ModuleList.forward, nn.ModuleDict.forward)
-    return bool(layers) and type(block).forward not in plain and all(map(_is_layer, layers))
+    if not layers or type(block).forward in plain or not all(map(_is_layer, layers)):
+        return False
+    return all(a < b for a, b in pairwise(conv_of(layer).in_channels for layer in layers))
 
 
 def dense_stack(
