@@ -438,6 +438,7 @@ def test_what_is_not_quite_a_dense_block_is_refused_with_the_reason(made, said):
         ({"path": []}, "one block or more"),
         ({"path": [BLOCKS[0], BLOCKS[0]]}, "each once"),
         ({"path": [BLOCKS[0], "features.denseblock3"]}, "Did you mean"),
+        ({"path": "x"}, "'features', 'features.denseblock1', 'features.denseblock2'"),
     ],
 )
 def test_what_cannot_be_rewired_says_why_and_nothing_changes(options, said):

@@ -182,10 +182,14 @@ def _is_inside(above: Sequence[nn.Module], found: nn.Module) -> bool:
 
 
 def _hint(model: nn.Module) -> str:
-    """Which lists of blocks a model has; those inside of other lists, and of stacks, are left out."""
+    """Which dense blocks and lists of blocks a model has; lists inside of other lists, and of stacks, are left out."""
     names: list[str] = []
     taken: list[str] = []
     for name, part in model.named_modules():
+        if is_dense_block(part):
+            names.append(name)
+            taken.append(name)
+            continue
         if any(name.startswith(f"{other}." if other else "") for other in taken):
             continue
         if isinstance(part, MaskedStack):
