@@ -62,14 +62,11 @@ class DenseStack(NamedStack):
 
     def _run(self, number: int, layer: nn.Module, features: Sequence[Tensor], inputs: Inputs) -> Tensor:
         """What a layer makes of its sources, whose features are all there."""
-        learning = inputs.rows is not None
-        reads = self.masks.candidates[number] if learning else inputs.masks.sources[number]
-        widths = self.widths[:number]
-        small = layer if len(reads) == number else narrowed(layer, widths, reads)
-        used = small
-        if inputs.rows is not None:
-            mask_S = inputs.rows[number - self.layout.targets.start]
-            used = weighted(small, [widths[k] for k in reads], mask_S)
+        rows, widths = inputs.rows, self.widths[:number]
+        reads = inputs.masks.sources[number] if rows is None else self.masks.candidates[number]
+        used = small = layer if len(reads) == number else narrowed(layer, widths, reads)
+        if rows is not None:
+            used = weighted(small, [widths[k] for k in reads], rows[number - self.layout.targets.start])
         y: Tensor = used([features[k] for k in reads])
         if small is not layer:
             keep_statistics_(layer, small, widths, reads)

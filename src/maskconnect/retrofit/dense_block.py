@@ -6,7 +6,7 @@ layers, and then tried: the block against a `DenseStack` of its layers, and each
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from maskconnect.core.stack import without_trace
-from maskconnect.errors import ConfigError, shown
+from maskconnect.errors import ConfigError, integer, shown
 from maskconnect.retrofit.dense import DenseStack, widths_of
 from maskconnect.retrofit.narrow import conv_of, narrowed, weighted
 
@@ -33,7 +33,30 @@ def is_dense_block(block: nn.Module) -> bool:
     return all(a < b for a, b in pairwise(conv_of(layer).in_channels for layer in layers))
 
 
-def dense_stack(
+def dense_stacks(
+    blocks: Mapping[str, nn.Module],
+    fan_in: int | Sequence[int] | None,
+    *,
+    connectivity: str | Sequence[Any] | Mapping[str, Any],
+    seed: int,
+    **options: Any,
+) -> dict[str, DenseStack]:
+    """A stack of the layers of each of several dense blocks, by path, with a seed of its own."""
+    if len(set(blocks.values())) < len(blocks):
+        raise ConfigError(f"path is {shown(list(blocks))}, which names a block twice.")
+    wirings = connectivity if isinstance(connectivity, Mapping) else dict.fromkeys(blocks, connectivity)
+    for path in blocks:
+        if path not in wirings:
+            raise ConfigError(f"connectivity has wirings of {shown(list(wirings))}; it must have one of {path!r} too.")
+    return {
+        path: _dense_stack(
+            block, path, fan_in, connectivity=wirings[path], seed=integer("seed", seed) + offset, **options
+        )
+        for offset, (path, block) in enumerate(blocks.items())
+    }
+
+
+def _dense_stack(
     block: nn.Module,
     path: str,
     fan_in: int | Sequence[int] | None,
@@ -43,7 +66,6 @@ def dense_stack(
     mask_init: str | float | None = None,
     **options: Any,
 ) -> DenseStack:
-    """A stack of the layers of a dense block, which is found at `path`; an error if it is not quite one."""
     if aggregation not in (None, "concat") or align is not None:
         what = "align" if align is not None else f"aggregation {shown(aggregation)}"
         raise ConfigError(f"{path!r} is a dense block, whose layers read a concatenation; {what} does not apply.")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from torch import Size, Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from maskconnect.core.stack import MaskedStack
 from maskconnect.errors import ConfigError, shown
-from maskconnect.retrofit.dense_block import dense_stack, is_dense_block
+from maskconnect.retrofit.dense_block import dense_stacks, is_dense_block
 from maskconnect.retrofit.taps import TappedStack
 
 CLOSE = 0.01
@@ -23,7 +23,7 @@ def rewire(
     path: str | list[str] | tuple[str, ...],
     fan_in: int | Sequence[int] | None = None,
     *,
-    connectivity: str | Sequence[Any] = "learned",
+    connectivity: str | Sequence[Any] | Mapping[str, Any] = "learned",
     aggregation: str | Callable[[Sequence[Any], Tensor], Any] | None = None,
     align: Callable[[Tensor, Size], Tensor] | None = None,
     mask_init: str | float | None = None,
@@ -34,8 +34,8 @@ def rewire(
         mc.rewire(vit, "encoder.layers", fan_in=2)
 
     The model is changed in place and returned; blocks, their names, weights and devices stay. A checkpoint of the old
-    model loads, before or after. With `connectivity="prev"` the model computes
-    what it did, to the bit.
+    model loads, before or after. With `connectivity="prev"`, and in dense blocks with "full", the model computes what it
+    did, to the bit.
 
     Args:
         model: any model.
@@ -43,37 +43,33 @@ def rewire(
             for a model that is one itself. What the model hands from a block to the next may be read by all later ones
             too; what it does in between, and further arguments of the blocks, stay as they are.
             Or the name of a dense block of a DenseNet, whose layers then learn which features to read; or a list of
-            names of dense blocks, each of which gets masks of its own, with seeds `seed`, `seed + 1`, ...
+            names of dense blocks, each of which gets masks of its own, with seeds `seed`, `seed + 1`, ...; their
+            `connectivity` may be a dict of wirings by name, such as `mc.wiring_of` returns.
         aggregation: as in `mc.MaskedStack`, by default "mean"; a dense block has "concat" and no other.
         mask_init: where the masks start, as in `mc.MaskedStack`: by default near the old wiring, because uniform masks
             wreck a trained network; of a dense block, which reads everything, uniform.
         fan_in, connectivity, align, seed: as in `mc.MaskedStack`.
     """
-    if isinstance(path, list | tuple):
+    paths = path if isinstance(path, list | tuple) else [path]
+    containers = {name: _container(model, name) for name in paths}
+    if containers and all(map(is_dense_block, containers.values())):
         given: dict[str, Any] = {"aggregation": aggregation, "align": align, "mask_init": mask_init}
-        return _rewire_dense_blocks(model, path, fan_in, connectivity, seed, given)
-    container = _container(model, path)
-    if is_dense_block(container):
-        dense = dense_stack(
-            container,
-            path,
-            fan_in,
-            connectivity=connectivity,
-            aggregation=aggregation,
-            align=align,
-            mask_init=mask_init,
-            seed=seed,
-        )
-        return _put(model, path, container, dense)
+        stacks = dense_stacks(containers, fan_in, connectivity=connectivity, seed=seed, **given)
+        for name, dense in stacks.items():
+            model = _put(model, name, containers[name], dense)
+        return model
+    if not isinstance(path, str):
+        raise ConfigError(f"path is {shown(list(path))}; a list must name dense blocks, one or more, and nothing else.")
+    container = containers[path]
     if isinstance(aggregation, str) and aggregation in ("residual", "stream"):
         raise ConfigError(
             f"aggregation is {aggregation!r}, which needs the residuals of blocks, and the blocks of {path!r} return "
             "whole outputs; use 'mean', 'sum' or 'scaled', or build the model with mc.MaskedStack."
         )
+    # named_children would leave out a block that stands there twice
+    named = {name: block for name, block in container._modules.items() if block is not None}
     stack = TappedStack(
-        cast(
-            dict[str, nn.Module], dict(container._modules)
-        ),  # named_children would leave out a block that stands there twice
+        named,
         fan_in,
         connectivity=connectivity,
         aggregation="mean" if aggregation is None else aggregation,
@@ -96,29 +92,6 @@ def _put(model: nn.Module, path: str, container: nn.Module, stack: MaskedStack) 
     for name, part in list(model.named_modules(remove_duplicate=False)):
         if part is container:  # perhaps under several names
             model.set_submodule(name, stack)
-    return model
-
-
-def _rewire_dense_blocks(
-    model: nn.Module,
-    paths: Sequence[str],
-    fan_in: int | Sequence[int] | None,
-    connectivity: str | Sequence[Any] | Mapping[str, Any],
-    seed: int,
-    given: Mapping[str, Any],
-) -> nn.Module:
-    """The model with masks in each of several dense blocks; none of them changes if one cannot be rewired."""
-    containers = {path: _container(model, path) for path in paths}
-    if len(set(containers.values())) < max(1, len(paths)):
-        raise ConfigError(f"path is {shown(list(paths))}; it must name one block or more, each once.")
-    stacks = {}
-    for offset, (path, container) in enumerate(containers.items()):
-        if not is_dense_block(container):
-            raise ConfigError(f"{path!r} is not a dense block; give a list of names of dense blocks only, or one name.")
-        wiring = connectivity.get(path) if isinstance(connectivity, Mapping) else connectivity
-        stacks[path] = dense_stack(container, path, fan_in, connectivity=wiring, seed=seed + offset, **given)
-    for path, stack in stacks.items():
-        model = _put(model, path, containers[path], stack)
     return model
 
 
