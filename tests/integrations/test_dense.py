@@ -1,10 +1,11 @@
-"""timm's DenseNet: learn, freeze, prune, save, load, export."""
+"""The DenseNets of timm and torchvision: learn, freeze, prune, save, load, export."""
 
 import copy
 
 import pytest
 import timm
 import torch
+import torchvision
 from torch import nn
 from torch.nn import functional as F
 
@@ -18,8 +19,13 @@ BLOCKS = [f"features.denseblock{number}" for number in range(1, 5)]
 X = torch.linspace(-2, 2, 4 * 3 * 64 * 64).sin().reshape(4, 3, 64, 64)
 
 
-def densenet(**options):
+LIBRARIES = ["timm", "torchvision"]
+
+
+def densenet(library="timm", **options):
     torch.manual_seed(0)
+    if library == "torchvision":
+        return torchvision.models.densenet121(num_classes=10, **options)
     return timm.create_model("densenet121", num_classes=10, **options)
 
 
@@ -37,9 +43,10 @@ def trained(model, steps=20):
     return model
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("training", [True, False])
-def test_with_full_connectivity_densenet121_is_what_it_was_to_the_bit(training):
-    model = densenet(drop_rate=0.1).train(training)
+def test_with_full_connectivity_densenet121_is_what_it_was_to_the_bit(library, training):
+    model = densenet(library, drop_rate=0.1).train(training)
     rewired = mc.rewire(copy.deepcopy(model), BLOCKS, connectivity="full")
     outputs = []
     for network in (model, rewired):
@@ -52,8 +59,9 @@ def test_with_full_connectivity_densenet121_is_what_it_was_to_the_bit(training):
     assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
 
 
-def test_densenet121_is_trained_frozen_pruned_saved_loaded_and_exported(tmp_path):
-    model = trained(mc.rewire(densenet(), BLOCKS, fan_in=4))
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_densenet121_is_trained_frozen_pruned_saved_loaded_and_exported(library, tmp_path):
+    model = trained(mc.rewire(densenet(library), BLOCKS, fan_in=4))
     mc.freeze(model)
     model.eval()
     pruned = mc.prune(model, X)
@@ -64,7 +72,7 @@ def test_densenet121_is_trained_frozen_pruned_saved_loaded_and_exported(tmp_path
     last = pruned.get_submodule(BLOCKS[2]).denselayer24
     assert last.conv1.in_channels <= 256 + 3 * 32  # of 992
     mc.save(pruned, tmp_path / "pruned")
-    loaded = mc.load(tmp_path / "pruned", into=mc.rewire(densenet(), BLOCKS, fan_in=4))
+    loaded = mc.load(tmp_path / "pruned", into=mc.rewire(densenet(library), BLOCKS, fan_in=4))
     assert difference(pruned, loaded, X) == 0
     assert export_onnx(model, X, tmp_path / "net.onnx") < 1e-4
     assert export_pt2(pruned, X, tmp_path / "net.pt2") < 1e-4
@@ -72,12 +80,18 @@ def test_densenet121_is_trained_frozen_pruned_saved_loaded_and_exported(tmp_path
     assert mc.draw(model).svg.count("<title>") == sum(1 + count for count in (6, 12, 24, 16))
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("connectivity", ["learned", "random"])
-def test_gradient_checkpointing_of_timm_changes_nothing(connectivity):
-    plain = mc.rewire(densenet(), BLOCKS, fan_in=4, connectivity=connectivity)
+def test_gradient_checkpointing_inside_of_the_layers_changes_nothing(library, connectivity):
+    plain = mc.rewire(densenet(library), BLOCKS, fan_in=4, connectivity=connectivity)
     saving = copy.deepcopy(plain)
-    saving.set_grad_checkpointing()
-    assert saving.get_submodule(BLOCKS[0]).denselayer2.grad_checkpointing
+    if library == "timm":
+        saving.set_grad_checkpointing()
+        assert saving.get_submodule(BLOCKS[0]).denselayer2.grad_checkpointing
+    else:
+        for part in saving.modules():
+            if hasattr(part, "memory_efficient"):
+                part.memory_efficient = True
     for network in (plain, saving):
         F.cross_entropy(network(X), torch.arange(4)).backward()
     for (name, a), b in zip(plain.named_parameters(), saving.parameters(), strict=True):

@@ -34,8 +34,8 @@ def rewire(
         mc.rewire(vit, "encoder.layers", fan_in=2)
 
     The model is changed in place and returned; blocks, their names, weights and devices stay. A checkpoint of the old
-    model loads, before or after. With `connectivity="prev"`, and in dense blocks with "full", the model computes what it
-    did, to the bit.
+    model loads, before or after. With `connectivity="prev"`, and in dense blocks with "full", the model computes what
+    it did, to the bit.
 
     Args:
         model: any model.
