@@ -87,6 +87,8 @@ def check_dense_block(block: nn.Module, path: str) -> None:
     layers = list(block.children())
     if len(layers) < 2:
         raise ConfigError(f"{path!r} has 1 layer, which has nothing to choose from; it needs at least 2.")
+    if block._forward_hooks or block._forward_pre_hooks or block._backward_hooks or block._backward_pre_hooks:
+        raise ConfigError(f"{path!r} has hooks, which a stack in its place would not run; remove them before.")
     for number, layer in enumerate(layers, start=1):
         _check_layer(layer, f"layer {number} of {path!r}")
     widths = widths_of(layers)

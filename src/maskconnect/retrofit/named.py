@@ -31,6 +31,10 @@ class NamedStack(MaskedStack):
         """All modules, in the order in which they run."""
         return [cast(nn.Module, self._modules[name]) for name in self.names]
 
+    def places(self) -> list[tuple[nn.Module, str]]:
+        """Where each module is registered: in which other module, under which name."""
+        return [(self, name) for name in self.names]
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         own = self.state_dict(prefix=prefix, keep_vars=True)
         ours = [name for name in own if name.startswith((f"{prefix}masks.", f"{prefix}scales"))]

@@ -116,7 +116,6 @@ def _container(model: nn.Module, path: str) -> nn.Module:
     if isinstance(found, MaskedStack) or _is_inside(above, found):
         raise ConfigError(f"{path!r} is a MaskedStack already, or a part of one.")
     if is_dense_block(found):
-        _check_hooks(found, path)
         return found
     if not isinstance(found, nn.Sequential | nn.ModuleList):
         raise ConfigError(
@@ -136,13 +135,9 @@ def _container(model: nn.Module, path: str) -> nn.Module:
         raise ConfigError(
             f"{path!r} is a {type(found).__name__} with a forward of its own, which a stack would not run."
         )
-    _check_hooks(found, path)
-    return found
-
-
-def _check_hooks(found: nn.Module, path: str) -> None:
     if found._forward_hooks or found._forward_pre_hooks or found._backward_hooks or found._backward_pre_hooks:
         raise ConfigError(f"{path!r} has hooks, which a stack in its place would not run; remove them before.")
+    return found
 
 
 def _is_inside(above: Sequence[nn.Module], found: nn.Module) -> bool:
