@@ -33,27 +33,34 @@ def is_dense_block(block: nn.Module) -> bool:
     return all(a < b for a, b in pairwise(conv_of(layer).in_channels for layer in layers))
 
 
-def dense_stacks(
+def rewire_dense_blocks(
+    model: nn.Module,
     blocks: Mapping[str, nn.Module],
     fan_in: int | Sequence[int] | None,
     *,
     connectivity: str | Sequence[Any] | Mapping[str, Any],
     seed: int,
     **options: Any,
-) -> dict[str, DenseStack]:
-    """A stack of the layers of each of several dense blocks, by path, with a seed of its own."""
+) -> nn.Module:
+    """The model with a stack, with masks and a seed of its own, in the place of each of its dense `blocks`, by path."""
     if len(set(blocks.values())) < len(blocks):
-        raise ConfigError(f"path is {shown(list(blocks))}, which names a block twice.")
+        raise ConfigError(f"path is {shown(list(blocks))}, in which a block is named twice; name each block once.")
     wirings = connectivity if isinstance(connectivity, Mapping) else dict.fromkeys(blocks, connectivity)
-    for path in blocks:
+    for path, block in blocks.items():
+        if not is_dense_block(block):
+            raise ConfigError(f"{path!r} is not a dense block; a list of names with a dense block in it has no others.")
         if path not in wirings:
             raise ConfigError(f"connectivity has wirings of {shown(list(wirings))}; it must have one of {path!r} too.")
-    return {
-        path: _dense_stack(
-            block, path, fan_in, connectivity=wirings[path], seed=integer("seed", seed) + offset, **options
-        )
+    stacks = [
+        _dense_stack(block, path, fan_in, connectivity=wirings[path], seed=integer("seed", seed) + offset, **options)
         for offset, (path, block) in enumerate(blocks.items())
-    }
+    ]  # before the model changes, for one of them may be refused
+    for (path, block), stack in zip(blocks.items(), stacks, strict=True):
+        if path == "":
+            return stack
+        for name in (name for name, part in list(model.named_modules(remove_duplicate=False)) if part is block):
+            model.set_submodule(name, stack)  # perhaps under several names
+    return model
 
 
 def _dense_stack(
@@ -72,7 +79,9 @@ def _dense_stack(
     check_dense_block(block, path)
     init = "uniform" if mask_init is None else mask_init
     stack = DenseStack(dict(block.named_children()), fan_in, mask_init=init, **options)
-    stack.flat()[0].train(block.training)  # the layers stay in the modes that they are in
+    stack.masks.to(conv_of(stack.flat()[1]).weight)
+    for part in (stack, stack.masks, stack.flat()[0]):
+        part.training = block.training  # but the layers stay in the modes that they are in
     return stack
 
 

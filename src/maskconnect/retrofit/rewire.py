@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from maskconnect.core.stack import MaskedStack
 from maskconnect.errors import ConfigError, shown
-from maskconnect.retrofit.dense_block import dense_stacks, is_dense_block
+from maskconnect.retrofit.dense_block import is_dense_block, rewire_dense_blocks
 from maskconnect.retrofit.taps import TappedStack
 
 CLOSE = 0.01
@@ -50,14 +50,10 @@ def rewire(
             wreck a trained network; of a dense block, which reads everything, uniform.
         fan_in, connectivity, align, seed: as in `mc.MaskedStack`.
     """
-    paths = path if isinstance(path, list | tuple) else [path]
-    containers = {name: _container(model, name) for name in paths}
-    if containers and all(map(is_dense_block, containers.values())):
-        given: dict[str, Any] = {"aggregation": aggregation, "align": align, "mask_init": mask_init}
-        stacks = dense_stacks(containers, fan_in, connectivity=connectivity, seed=seed, **given)
-        for name, dense in stacks.items():
-            model = _put(model, name, containers[name], dense)
-        return model
+    containers = {name: _container(model, name) for name in (path if isinstance(path, list | tuple) else [path])}
+    if any(map(is_dense_block, containers.values())):
+        given: dict[str, Any] = {"aggregation": aggregation, "align": align, "mask_init": mask_init, "seed": seed}
+        return rewire_dense_blocks(model, containers, fan_in, connectivity=connectivity, **given)
     if not isinstance(path, str):
         raise ConfigError(f"path is {shown(list(path))}; a list must name dense blocks, one or more, and nothing else.")
     container = containers[path]
@@ -77,11 +73,6 @@ def rewire(
         mask_init=CLOSE if mask_init is None else mask_init,
         seed=seed,
     )
-    return _put(model, path, container, stack)
-
-
-def _put(model: nn.Module, path: str, container: nn.Module, stack: MaskedStack) -> nn.Module:
-    """The model with the stack in the place of the container, on its device and in its mode."""
     like = next((p for p in container.parameters() if p.is_floating_point()), None)
     if like is not None:
         stack.masks.to(like)
