@@ -427,7 +427,7 @@ def with_shortcut():
         (lambda: with_layer(conv1=nn.Conv2d(9, 6, 1, groups=3)), "in 3 groups"),
         (lambda: with_layer(conv2=nn.Conv2d(6, 4, 3, padding=1)), "layer 3 of '0' reads 12 channels"),
         (lambda: with_layer(forward=lambda x: x.sum()), "cannot be run on a list of features"),
-        (lambda: Block(1, 6, 3), "1 layer"),
+        (lambda: Block(1, 6, 3), "has 1 "),
     ],
 )
 def test_what_is_not_quite_a_dense_block_is_refused_with_the_reason(made, said):
