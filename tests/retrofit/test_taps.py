@@ -171,11 +171,12 @@ def test_blocks_that_nothing_reads_get_a_gradient_of_zero():
         assert nothing == (number in (1, 2))
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # of the compiler itself
 @pytest.mark.parametrize("options", [{"connectivity": [[], [0], [0], [0, 2], [2, 3]]}, {"fan_in": 2}])
 def test_a_rewired_model_compiles(options):
     model, x = mc.rewire(Loops("index"), "blocks", **options), torch.randn(2, 3, 16)
     compiled = torch.compile(model, backend="eager")
-    for _ in range(3):  # the first frozen pass watches, later ones leave out block 1
-        torch.testing.assert_close(compiled.eval()(x), copy.deepcopy(model).eval()(x))
+    for _ in range(3):  # the second is not compiled: it finds that nobody uses block 1, which the third leaves out
+        torch.testing.assert_close(compiled.eval()(x), model(x))
     compiled.train()(x).sum().backward()
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad and p.ndim > 1)

@@ -21,10 +21,10 @@ TOO_MUCH = 1e4
 AGGREGATIONS = ("mean", "residual", "stream", "sum", "scaled")
 
 
-def check_options(aggregation: Any, align: Any, use_all: Any, seed: Any) -> None:
+def check_options(aggregation: Any, align: Any, use_all: Any, seed: Any, allowed: Sequence[str]) -> None:
     """The arguments that need nothing but a look."""
-    if not callable(aggregation) and not (isinstance(aggregation, str) and aggregation in AGGREGATIONS):
-        raise unknown_name("aggregation", aggregation, AGGREGATIONS, or_else=", or a callable")
+    if not callable(aggregation) and not (isinstance(aggregation, str) and aggregation in allowed):
+        raise unknown_name("aggregation", aggregation, allowed, or_else=", or a callable")
     if align is not None and not callable(align) and not (isinstance(align, str) and align in ALIGNS):
         raise ConfigError(f"align is {shown(align)}; it must be 'nhwc' or a callable fn(source, shape).")
     if not isinstance(use_all, bool):
@@ -51,7 +51,7 @@ def register(modules: Iterable[Any], aggregation: Any) -> tuple[nn.ModuleList, L
         raise ConfigError("modules is empty; a stack needs at least 1 module.")
     layered = [isinstance(item, list | tuple | nn.ModuleList) for item in given]
     if not any(layered):
-        layout = Layout((1,) * len(given), layered=False, all_out=aggregation == "stream")
+        layout = Layout((1,) * len(given), layered=False, all_out=aggregation in ("stream", "concat"))
         return nn.ModuleList(_checked(given, "modules")), layout
     if not all(layered):
         mixed = layered.index(not layered[0])

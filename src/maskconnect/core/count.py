@@ -87,8 +87,10 @@ def _weights(model: nn.Module, stays: Callable[[MaskedStack], Sequence[bool]]) -
     gone: set[Place] = set()
     for _, stack in stacks_of(model):
         gone |= {place for place, on in zip(stack.places(), stays(stack), strict=True) if not on}
-    kept = {p for part in _kept(model, gone) for p in part.parameters(recurse=False)}
-    return sum(p.numel() for p in kept)
+    parts = dict.fromkeys(_kept(model, gone))
+    kept = {p for part in parts for p in part.parameters(recurse=False)}
+    unread = sum(part.unread_weights() for part in parts if isinstance(part, MaskedStack))
+    return sum(p.numel() for p in kept) - unread
 
 
 def _kept(part: nn.Module, gone: Set[Place]) -> Iterator[nn.Module]:

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from maskconnect.core.aggregate import with_zero_gradient
 from maskconnect.core.align import ALIGNS
 from maskconnect.core.checks import (
+    AGGREGATIONS,
     GrowthWatch,
     check_options,
     decay_of,
@@ -69,6 +70,7 @@ class MaskedStack(nn.Module):
     """
 
     runs_its_modules = True  # and so can leave some out
+    aggregations: Sequence[str] = AGGREGATIONS  # by name
 
     def __init__(
         self,
@@ -84,7 +86,7 @@ class MaskedStack(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        check_options(aggregation, align, use_all, seed)
+        check_options(aggregation, align, use_all, seed, self.aggregations)
         self.blocks, self.layout = register(modules, aggregation)
         self.aggregation, self.align = aggregation, ALIGNS[align] if isinstance(align, str) else align
         every = self.layout.candidates()
@@ -206,6 +208,10 @@ class MaskedStack(nn.Module):
     def described_aggregation(self) -> str:
         """Its name, or "own" where it is the user's."""
         return self.aggregation if isinstance(self.aggregation, str) else "own"
+
+    def unread_weights(self) -> int:
+        """How many weights of modules that stay belong to connections that are left out, as in a dense block."""
+        return 0
 
     def flat(self) -> list[nn.Module]:
         """All modules, in the order in which they run."""

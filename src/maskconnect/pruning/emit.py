@@ -15,8 +15,10 @@ from torch import fx, nn
 from maskconnect.core.layers import LayerAggregation
 from maskconnect.core.stack import MaskedStack
 from maskconnect.pruning.chain import Chain
+from maskconnect.pruning.dense import plain_dense
 from maskconnect.pruning.graphs import graph_module, is_graph_of_ours, is_ours, is_simple_sequence, note_
 from maskconnect.pruning.plan import Plan, alive_blocks
+from maskconnect.retrofit.dense import DenseStack
 
 
 def plain_network(model: nn.Module, plans: Mapping[str, Plan]) -> nn.Module:
@@ -57,6 +59,8 @@ def _written_out(module: nn.Module, made: dict[nn.Module, nn.Module]) -> nn.Modu
 
 def plain_stack(stack: MaskedStack, plan: Plan) -> nn.Module:
     """What stays of a stack, under the names that it had."""
+    if isinstance(stack, DenseStack):
+        return plain_dense(stack)
     return PlainLayers(stack) if isinstance(stack.aggregation, LayerAggregation) else Chain(stack, plan).module()
 
 

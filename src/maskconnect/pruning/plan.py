@@ -56,7 +56,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """A stack as steps; of layers whose inputs are made together the wiring says all, and there are none."""
+    """A stack as steps; of a dense block, and of layers whose inputs are made together, the wiring says all."""
 
     steps: tuple[Step, ...] = ()
     arguments: tuple[str | int, ...] = ()  # what the stack gets beside its input: names of keywords, or places
@@ -111,7 +111,7 @@ def _how(found: Mapping[str, Any] | None) -> Subsample | Wanted | None:
 
 def plan_of(stack: MaskedStack, name: str, passes: Sequence[Pass]) -> Plan:
     """What a frozen stack does, as an example showed."""
-    together = isinstance(stack.aggregation, LayerAggregation)
+    together = isinstance(stack.aggregation, LayerAggregation) or stack.aggregation == "concat"
     plans = {
         Plan(() if together else steps_of(stack, p.shapes, p.input), p.arguments, p.half == {True}, all(p.tensors))
         for p in passes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Size, Tensor, nn
@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from maskconnect.core.stack import MaskedStack
 from maskconnect.errors import ConfigError
+from maskconnect.retrofit.dense_block import is_dense_block, rewire_dense_blocks
 from maskconnect.retrofit.stack import TappedStack
 from maskconnect.retrofit.taps import TapList
 
@@ -24,10 +25,10 @@ def rewire(
     fan_in: int | Sequence[int] | None = None,
     *,
     wiring: Sequence[Any] | None = None,
-    connectivity: str | Sequence[Any] = "learned",
-    aggregation: str | Callable[[Sequence[Any], Tensor], Any] = "mean",
+    connectivity: str | Sequence[Any] | Mapping[str, Any] = "learned",
+    aggregation: str | Callable[[Sequence[Any], Tensor], Any] | None = None,
     align: str | Callable[[Tensor, Size], Tensor | None] | None = None,
-    mask_init: str | float = CLOSE,
+    mask_init: str | float | None = None,
     use_all: bool = False,
     seed: int = 0,
 ) -> nn.Module:
@@ -37,8 +38,9 @@ def rewire(
         mc.rewire(resnet, ["layer1", "layer2", "layer3", "layer4"], fan_in=2)
 
     The model is changed in place and returned. Blocks, their names, weights and devices stay. A checkpoint of the old
-    model loads, before or after. With `connectivity="prev"` the model computes what it did, to the bit. Once frozen, a
-    block that nothing reads is not run, unless the model itself uses its output; `mc.prune` removes it.
+    model loads, before or after. With `connectivity="prev"`, and in dense blocks with "full", the model computes what
+    it did, to the bit. Once frozen, a block that nothing reads is not run, unless the model itself uses its output;
+    `mc.prune` removes it.
 
     Args:
         model: any model.
@@ -46,13 +48,20 @@ def rewire(
             `nn.ModuleList`, or another module that runs its children in order; "" for a model that is one itself.
             Several names make one chain of several lists. What the model hands from one block to the next may be read
             by all later ones too; what it does in between, and further arguments of the blocks, stay as they are.
-        aggregation: as in `mc.MaskedStack`. "residual" takes y - x for what a block adds to its input, so no
-            `mc.Residual` is needed, and no ReLU follows; "stream" is not available.
-        mask_init: where the masks start, as in `mc.MaskedStack`: near the old wiring, because uniform masks wreck a
-            trained network.
+            Or the name of a dense block of a DenseNet, whose layers then learn which features to read; of several, each
+            gets masks and a seed of its own, and `connectivity` may be a dict of wirings by name.
+        aggregation: as in `mc.MaskedStack`, by default "mean"; a dense block has "concat". "residual" takes y - x for
+            what a block adds to its input, so no `mc.Residual` is needed, and no ReLU follows; "stream" is unavailable.
+        mask_init: where the masks start, as in `mc.MaskedStack`: by default near the old wiring, because uniform masks
+            wreck a trained network; in a dense block, which reads everything, uniform.
         fan_in, wiring, connectivity, align, use_all, seed: as in `mc.MaskedStack`.
     """
     containers = _containers(model, path)
+    if any(map(is_dense_block, containers)):
+        blocks = dict(zip([path] if isinstance(path, str) else path, containers, strict=True))
+        given: dict[str, Any] = {"aggregation": aggregation, "align": align, "mask_init": mask_init, "seed": seed}
+        given |= {"wiring": wiring, "use_all": use_all}
+        return rewire_dense_blocks(model, blocks, fan_in, connectivity=connectivity, **given)
     if isinstance(aggregation, str) and aggregation == "stream":
         raise ConfigError(
             "aggregation is 'stream', which needs blocks that return what they add to a stream; use 'residual', "
@@ -64,9 +73,9 @@ def rewire(
         fan_in,
         wiring=wiring,
         connectivity=connectivity,
-        aggregation=aggregation,
+        aggregation="mean" if aggregation is None else aggregation,
         align=align,
-        mask_init=mask_init,
+        mask_init=CLOSE if mask_init is None else mask_init,
         use_all=use_all,
         seed=seed,
     )
@@ -122,6 +131,8 @@ def _container(model: nn.Module, path: str) -> nn.Module:
     above = [parts[path[:end]] for end, letter in enumerate(path) if letter == "."]
     if isinstance(found, MaskedStack | TapList) or _is_inside(above, found):
         raise ConfigError(f"{path!r} is a MaskedStack already, or a part of one.")
+    if is_dense_block(found):
+        return found
     listed = isinstance(found, nn.Sequential | nn.ModuleList)
     if not listed:
         _check_children(found, path, _hint(model))
@@ -131,7 +142,7 @@ def _container(model: nn.Module, path: str) -> nn.Module:
             "use mc.MaskedStack(model)."
         )
     for number, block in enumerate(found._modules.values()):
-        if block is None or isinstance(block, nn.ModuleList | nn.ModuleDict):
+        if block is None or type(block).forward is nn.ModuleList.forward:
             raise ConfigError(
                 f"block {number} of {path!r} is a {type(block).__name__}, which computes nothing by itself."
             )
@@ -172,6 +183,10 @@ def _hint(model: nn.Module) -> str:
     names: list[str] = []
     taken: list[str] = []
     for name, part in model.named_modules():
+        if is_dense_block(part):
+            names.append(name)
+            taken.append(name)
+            continue
         if any(name.startswith(f"{other}." if other else "") for other in taken):
             continue
         if isinstance(part, MaskedStack):

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from maskconnect.core.stack import MaskedStack
+from maskconnect.retrofit.named import KeepsNames
 from maskconnect.retrofit.taps import TapList
 from maskconnect.retrofit.walk import Walker
 
@@ -16,11 +17,8 @@ class TapSection(TapList):
     """The second list of a chain over several lists, or a further one; the first has the masks."""
 
 
-class TappedStack(TapList, MaskedStack, Walker):
-    """A stack that is also the first list of its blocks.
-
-    A checkpoint without masks loads, and the masks stay as they are.
-    """
+class TappedStack(TapList, KeepsNames, Walker):
+    """A stack that is also the first list of its blocks."""
 
     runs_its_modules = False  # the model does
 
@@ -60,10 +58,3 @@ class TappedStack(TapList, MaskedStack, Walker):
         if recurse:
             self.masks._apply(fn)  # the children are taps
         return self
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        own = self.state_dict(prefix=prefix, keep_vars=True)
-        ours = [name for name in own if name.startswith((f"{prefix}masks.", f"{prefix}scales"))]
-        if not any(name in state_dict for name in ours):  # a checkpoint of the model before it was rewired
-            state_dict.update({name: own[name] for name in ours})
-        super()._load_from_state_dict(state_dict, prefix, *args)

@@ -128,7 +128,7 @@ class Walker:
     def run(self, number: int, block: nn.Module, given: Given) -> Any:
         """Run a block on the aggregate of its active sources; `given` has what the model hands to it.
 
-        A compiler compiles the block, and leaves what is before and after it alone.
+        A compiler compiles the block, and leaves what is before and after it alone. It cannot watch outputs.
         """
         walk, reading = self._before(number, given)
         if reading is None:
@@ -136,7 +136,7 @@ class Walker:
             assert form is not None
             return stand_in(form, given.main, given.arguments)
         y = reading.call(block)
-        return y if walk is None else self._after(number, walk, given, y)
+        return y if walk is None else self._after(number, walk, given, y, watching=not torch.compiler.is_compiling())
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _before(self, number: int, given: Given) -> tuple[Walk | None, Given | None]:
@@ -160,10 +160,10 @@ class Walker:
         return walk, given.reading(read)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _after(self, number: int, walk: Walk, given: Given, y: Any) -> Any:
+    def _after(self, number: int, walk: Walk, given: Given, y: Any, *, watching: bool) -> Any:
         """The output of the block as the model gets it."""
         inputs = walk.inputs
-        if not inputs.learning and not inputs.masks.alive[number] and number not in self.forms:
+        if watching and not inputs.learning and not inputs.masks.alive[number] and number not in self.forms:
             y = self._watched(number, y, given)
         if number == self.layout.targets[-1]:
             y = self.end(inputs, y, walk.outputs)
@@ -187,7 +187,7 @@ class Walker:
     def _watched(self, number: int, y: Any, given: Given) -> Any:
         """y, the output of a block that nothing reads, such that it is seen whether the model uses it."""
         form = form_of(y, given.main, given.arguments) if isinstance(given.main, Tensor) else None
-        if torch.compiler.is_compiling() or backward_pass() is not None:
+        if backward_pass() is not None:
             return y
         if form is None or not can_be_watched(y):
             self.forms[number] = None

@@ -1,0 +1,100 @@
+"""What a trained DenseNet loses when its layers read K sources only, by where masks start: the table in docs/log.md.
+
+A DenseNet of two blocks of 8 layers is trained on 400 of scikit-learn's digits; then both blocks are rewired with
+fan-in K. Shown: accuracy with the top-K at once; accuracy after 12 further epochs, 8 while masks learn and 4 frozen;
+and the weights that pruning leaves.
+
+python benchmarks/dense_start.py --seeds 4
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import importlib
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from rewire_start import accuracy, data
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import maskconnect as mc
+from maskconnect.core.count import pruned_parameters
+
+STARTS: tuple[str | float, ...] = ("uniform", 0.01)
+BLOCKS = ["1", "3"]
+EPOCHS = {"trained": 10, "learning": 8, "frozen": 4}
+BATCH = 32
+
+
+def densenet() -> nn.Module:
+    """Two dense blocks, with a transition that halves the side between them."""
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+    block: Any = importlib.import_module("dense").Block
+    transition = nn.Sequential(nn.BatchNorm2d(80), nn.ReLU(), nn.Conv2d(80, 40, 1), nn.AvgPool2d(2))
+    head = (nn.BatchNorm2d(104), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(104, 10))
+    return nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), block(8, 16, 8), transition, block(8, 40, 8), *head)
+
+
+def train(model: nn.Module, x: Tensor, y: Tensor, epochs: int, lr: float, seed: int) -> None:
+    """SGD with momentum; masks that learn are blended over all epochs."""
+    optimizer = torch.optim.SGD(mc.param_groups(model.train(), lr=lr, mask_lr=0.03, weight_decay=1e-4), momentum=0.9)
+    if any(isinstance(part, mc.MaskedStack) for part in model.modules()):
+        mc.attach(optimizer, model, mc.Blend(steps=epochs * -(-len(x) // BATCH)))
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(epochs):
+        for batch in torch.randperm(len(x), generator=generator).split(BATCH):  # type: ignore[no-untyped-call]
+            loss = F.cross_entropy(model(x[batch]), y[batch])
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+
+
+def main() -> None:
+    """Print a Markdown table, a row as soon as it is known."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=4, help="how many networks, from seed 0 on (default 4)")
+    seeds = range(parser.parse_args().seeds)
+    torch.set_num_threads(1)
+    images, labels = data()
+    x, y, test_x, test_y = images[:400], labels[:400], images[400:], labels[400:]
+    trained = []
+    for seed in seeds:
+        torch.manual_seed(seed)
+        model = densenet()
+        train(model, x, y, EPOCHS["trained"], lr=0.05, seed=seed)
+        trained.append(model)
+    print(
+        "| K | masks start | accuracy at once | after 12 epochs | deviation | weights left |\n|---|---|---|---|---|---|"
+    )
+
+    def row(fan_in: int | None, start: str | float, connectivity: str) -> None:
+        found: list[tuple[float, float, float]] = []
+        for seed, model in zip(seeds, trained, strict=True):
+            given: dict[str, Any] = {"connectivity": connectivity, "mask_init": start, "seed": 2 * seed}
+            new = mc.rewire(copy.deepcopy(model), BLOCKS, fan_in, **given)
+            at_once = accuracy(new, test_x, test_y)
+            train(new, x, y, EPOCHS["learning"], lr=0.02, seed=seed)
+            mc.freeze(new)
+            train(new, x, y, EPOCHS["frozen"], lr=0.01, seed=seed)
+            count = pruned_parameters(new)
+            found.append((at_once, accuracy(new, test_x, test_y), 100 * count.transitive / count.weights))
+        means = [statistics.mean(column) for column in zip(*found, strict=True)]
+        spread = statistics.stdev(after for _, after, _ in found) if len(found) > 1 else 0.0
+        name = start if connectivity == "learned" else f"({connectivity})"
+        cells = (fan_in or "all", name, f"{means[0]:.1f}", f"{means[1]:.1f}", f"{spread:.1f}", f"{means[2]:.0f} %")
+        print(f"| {' | '.join(map(str, cells))} |", flush=True)
+
+    row(None, "uniform", "full")
+    for fan_in in (1, 4):
+        row(fan_in, "uniform", "random")
+        for start in STARTS:
+            row(fan_in, start, "learned")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""A stack whose modules keep the names that they had in the model, so that checkpoints of the model fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from torch import nn
+
+from maskconnect.core.stack import MaskedStack
+from maskconnect.errors import ConfigError
+
+
+class KeepsNames(MaskedStack):
+    """A stack into which a checkpoint of the model before it was rewired loads; the masks stay as they are."""
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        own = self.state_dict(prefix=prefix, keep_vars=True)
+        ours = [name for name in own if name.startswith((f"{prefix}masks.", f"{prefix}scales"))]
+        if not any(name in state_dict for name in ours):  # a checkpoint of the model before it was rewired
+            state_dict.update({name: own[name] for name in ours})
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class NamedStack(KeepsNames):
+    """A stack in which each module is a child under its own name.
+
+    Args:
+        named: the modules by name, in the order in which they run; further arguments are those of `MaskedStack`.
+    """
+
+    def __init__(self, named: Mapping[str, nn.Module], *args: Any, **kwargs: Any) -> None:
+        super().__init__(list(named.values()), *args, **kwargs)
+        del self._modules["blocks"]
+        for name, module in named.items():
+            if hasattr(self, name):
+                raise ConfigError(f"a block is called {name!r}, a name that the stack needs for itself; rename it.")
+            self.add_module(name, module)
+        self.names = tuple(named)
+
+    def flat(self) -> list[nn.Module]:
+        """All modules, in the order in which they run."""
+        return [cast(nn.Module, self._modules[name]) for name in self.names]
+
+    def places(self) -> list[tuple[nn.Module, str]]:
+        """Where each module is registered: in which other module, under which name."""
+        return [(self, name) for name in self.names]
