@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
@@ -63,6 +63,7 @@ def attach(optimizer: Optimizer, model: nn.Module, how: Learning | None = None) 
     stacks = [stack for stack in some_stacks_of(model).values() if not stack.masks.is_frozen]
     for stack in stacks:
         check_credit(how.credit, stack.aggregation)
+        stack.masks.check_budget(how.priced(stack.flat(), stack.layout))
     masks = [stack.masks for stack in stacks]
     if masks and isinstance(optimizer, torch.optim.LBFGS):
         raise ConfigError(
@@ -77,8 +78,9 @@ def attach(optimizer: Optimizer, model: nn.Module, how: Learning | None = None) 
     groups_of(optimizer, masks)
     held = _groups_by_parameter(optimizer)
     kept = [m for m in masks_of(model) if id(m.real) in held]  # frozen ones too, so that no optimizer moves them
+    priced = {id(stack.masks): how.priced(stack.flat(), stack.layout) for stack in stacks}
     for m in kept:
-        m.learn_by(how)
+        m.learn_by(priced.get(id(m), how))
         if m in _updates and (before := _updates[m]()) is not None:
             before.drop(m)
     if kept:
@@ -93,12 +95,20 @@ def advance(model: nn.Module) -> None:
             m.progress += 1
 
 
+class Noted(NamedTuple):
+    """What was before a step."""
+
+    real: Tensor
+    grad: Tensor | None  # in the form that updates the real masks
+    worth_M: Tensor | None  # of every module, if there is a budget
+
+
 class MaskUpdate:
     """The hooks of one optimizer that update masks."""
 
     def __init__(self, optimizer: Optimizer, masks: list[ConnectivityMasks]) -> None:
         self.masks = masks
-        self.noted: dict[int, tuple[Tensor, Tensor | None]] = {}  # real masks and gradients before the step
+        self.noted: dict[int, Noted] = {}
         self.handles: list[RemovableHandle] = [
             optimizer.register_step_pre_hook(self.prepare),
             optimizer.register_step_post_hook(self.update),
@@ -132,21 +142,27 @@ class MaskUpdate:
         """Remember the real masks, and their gradient in the form that updates them."""
         scale = getattr(optimizer, "grad_scale", None)  # of a GradScaler, which a fused optimizer divides by itself
         for m in self.masks:
-            grad = m.real.grad
-            if grad is not None:
-                grad = m.how.descent(grad if scale is None else grad / scale, m.candidate_TS).clone()
-            self.noted[id(m)] = m.real.detach().clone(), grad
+            grad, worth_M = m.real.grad, None
+            if grad is not None and not m.is_frozen:
+                grad = grad if scale is None else grad / scale
+                worth_M = m.how.worth(m, grad)
+                grad = m.how.descent(grad, m.candidate_TS).clone()
+            self.noted[id(m)] = Noted(m.real.detach().clone(), grad, worth_M)
 
     @torch.no_grad()
     def update(self, optimizer: Optimizer, *_: Any) -> None:
-        """After the step: m~ <- clip(m~ - lr * dl/dm, 0, 1), and one step of progress; frozen masks stay."""
+        """After the step: m~ <- clip(m~ - lr * dl/dm, 0, 1), within the budget if there is one; frozen masks stay."""
+        found_inf = getattr(optimizer, "found_inf", None)
+        skipped = found_inf is not None and bool(found_inf.item())  # as a GradScaler tells a fused optimizer
         for m, group in zip(self.masks, groups_of(optimizer, self.masks), strict=True):
-            before, grad = self.noted.pop(id(m), (m.real, None))
-            m.real.copy_(before)
+            before = self.noted.pop(id(m), Noted(m.real, None, None))
+            m.real.copy_(before.real)
             if not m.is_frozen:
-                _descend_(m.real, grad, group, optimizer)
-                m.clip_()
+                if skipped:
+                    before = Noted(before.real, None, None)
+                _descend_(m, before, group)
                 m.progress += 1
+                m.how.hold_budget_(m, before.worth_M, float(group["lr"]))
 
 
 def groups_of(optimizer: Optimizer, masks: list[ConnectivityMasks]) -> list[dict[str, Any]]:
@@ -165,10 +181,9 @@ def _groups_by_parameter(optimizer: Optimizer) -> dict[int, dict[str, Any]]:
     return {id(p): group for group in optimizer.param_groups for p in group["params"]}
 
 
-def _descend_(real: Tensor, grad: Tensor | None, group: dict[str, Any], optimizer: Optimizer) -> None:
-    """m~ <- m~ - lr * dl/dm, in place, unless a GradScaler told a fused optimizer to skip this step."""
-    found_inf = getattr(optimizer, "found_inf", None)
-    if grad is None or (found_inf is not None and found_inf.item()):
-        return
-    rate = float(group["lr"])
-    real.add_(grad, alpha=rate if group.get("maximize") else -rate)
+def _descend_(masks: ConnectivityMasks, before: Noted, group: dict[str, Any]) -> None:
+    """m~ <- clip(m~ - lr * dl/dm, 0, 1), in place."""
+    if before.grad is not None:
+        rate = float(group["lr"])
+        masks.real.add_(before.grad, alpha=rate if group.get("maximize") else -rate)
+    masks.clip_()

@@ -1,0 +1,334 @@
+"""Which blocks can a trained network lose? The tables of docs/budget.md.
+
+A ResNet and a ViT of 12 blocks are trained on 16x16 images of CIFAR-10. Each is then cut to a part of its parameters
+(--keep) and fine-tuned for the same number of steps, whichever way its blocks are chosen:
+
+    learned   mc.Blend(steps=N, keep=...) learns for the first part of the steps, then the wiring is frozen
+    random    random blocks are dropped, then fine-tuning
+    even      evenly spaced blocks
+    alike     the blocks whose input and output are most alike (cosine similarity, as in ShortGPT)
+    scratch   the network that `even` keeps, trained from random weights for all steps: training and fine-tuning
+
+Blocks that change the shape stay in all ways but `learned`, which may drop any. Every finished run is a line of
+runs-NETWORK.jsonl in --folder, and what is there is not run again. --show prints the tables of benchmarks/remove_blocks.json.
+
+    OMP_NUM_THREADS=1 python benchmarks/remove_blocks.py resnet --data data --folder runs/remove_blocks
+    python benchmarks/remove_blocks.py --show
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import maskconnect as mc
+from maskconnect.data.catalog import load
+from maskconnect.data.sets import Arrays
+from maskconnect.experiments.layout import Table
+from maskconnect.training.files import write_atomically
+from maskconnect.training.statistics import difference_by_seed, statistic
+
+RESULTS = Path(__file__).with_suffix(".json")
+NETWORKS = ("resnet", "vit")
+METHODS = ("learned", "random", "even", "alike", "scratch")
+KEEPS = (0.8, 0.55, 0.3)
+TRAIN, VALIDATION, BATCH = 10_000, 4_000, 64
+EPOCHS, FINE_EPOCHS = 8, 3  # of training, and of fine-tuning
+LR = {"resnet": 3e-3, "vit": 2e-3}  # AdamW, with warm-up and then down to 0 in a straight line
+FINE_LR = {"resnet": 1.5e-3, "vit": 1e-3}
+WEIGHT_DECAY = 0.05
+LEARNING = 0.6  # the part of fine-tuning in which masks learn
+MASK_LR = float(__import__("os").environ.get("MASK_LR", 0.01))
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions and a shortcut."""
+
+    def __init__(self, width: int, stride: int = 1) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(width, width, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(width),
+        )
+        self.shortcut: nn.Module = nn.Identity()
+        if stride > 1:
+            self.shortcut = nn.Sequential(nn.Conv2d(width, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The sum of both, through a ReLU."""
+        return F.relu(self.shortcut(x) + self.body(x))
+
+
+class Attention(nn.Module):
+    """A pre-norm transformer block."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attention, then the MLP."""
+        batch, tokens, width = x.shape
+        qkv = self.qkv(self.norm1(x)).view(batch, tokens, 3, self.heads, width // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        read = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, tokens, width)
+        x = x + self.out(read)
+        y: Tensor = x + self.mlp(self.norm2(x))
+        return y
+
+
+class Patches(nn.Module):
+    """An image as 16 tokens with learned positions."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.project = nn.Conv2d(3, width, 4, 4)
+        self.place = nn.Parameter(torch.randn(1, 16, width) * 0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """N x 16 x width."""
+        tokens: Tensor = self.project(x).flatten(2).transpose(1, 2) + self.place
+        return tokens
+
+
+class TokenMean(nn.Module):
+    """The mean over all tokens."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """N x width."""
+        return x.mean(dim=1)
+
+
+def parts_of(network: str) -> list[nn.Module]:
+    """The network as a list that runs from first to last: a stem, 12 blocks, a classifier."""
+    if network == "vit":
+        blocks: list[nn.Module] = [Attention(48, 4) for _ in range(12)]
+        return [Patches(48), *blocks, nn.Sequential(nn.LayerNorm(48), TokenMean(), nn.Linear(48, 10))]
+    blocks = [BasicBlock(32, stride=2 if k == 4 else 1) for k in range(12)]  # 8x8, then 4x4
+    stem = nn.Sequential(nn.Conv2d(3, 32, 3, 2, 1, bias=False), nn.BatchNorm2d(32), nn.ReLU())
+    return [stem, *blocks, nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))]
+
+
+def removable(parts: Sequence[nn.Module]) -> list[int]:
+    """The blocks whose output has the shape of their input."""
+    inner = range(1, len(parts) - 1)
+    return [k for k in inner if isinstance(getattr(parts[k], "shortcut", nn.Identity()), nn.Identity)]
+
+
+def sizes_of(parts: Sequence[nn.Module]) -> list[int]:
+    """The parameters of each part."""
+    return [sum(p.numel() for p in part.parameters()) for part in parts]
+
+
+@dataclass(frozen=True)
+class Data:
+    """Images as float tensors, prepared once."""
+
+    train: tuple[Tensor, Tensor]
+    validation: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+
+    def batches(self, epochs: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches in a seeded order; each is flipped with even odds, and shifted by up to two pixels."""
+        images, labels = self.train
+        chance = torch.Generator().manual_seed(seed)
+        for _ in range(epochs):
+            for index in torch.randperm(len(labels), generator=chance).split(BATCH):
+                x = images[index]
+                flip = torch.rand(len(x), generator=chance) < 0.5
+                x = torch.where(flip[:, None, None, None], x.flip(3), x)
+                down, right = torch.randint(0, 5, (2,), generator=chance).tolist()
+                yield F.pad(x, (2, 2, 2, 2))[:, :, down : down + 16, right : right + 16], labels[index]
+
+
+def read_data(root: Path) -> Data:
+    """CIFAR-10 at half its size; the training images that validate are none of those that train."""
+    found = load("cifar10", root, validation=VALIDATION)
+    assert isinstance(found.train, Arrays) and isinstance(found.test, Arrays) and isinstance(found.validation, Arrays)
+    images = found.train.images[:TRAIN].float()
+    mean, scale = images.mean(), images.std()
+
+    def small(arrays: Arrays, count: int) -> tuple[Tensor, Tensor]:
+        return F.avg_pool2d((arrays.images[:count].float() - mean) / scale, 2), arrays.labels[:count]
+
+    return Data(small(found.train, TRAIN), small(found.validation, VALIDATION), small(found.test, 10_000))
+
+
+def steps_of(epochs: int) -> int:
+    """Optimizer steps in this many epochs."""
+    return epochs * math.ceil(TRAIN / BATCH)
+
+
+def train(model: nn.Module, data: Data, epochs: int, lr: float, seed: int, how: mc.Blend | None = None) -> None:
+    """AdamW; the rate warms up over a tenth of the steps and then goes down to 0 in a straight line.
+
+    If masks learn, they are frozen after `how.steps`.
+    """
+    optimizer, steps = torch.optim.AdamW(mc.param_groups(model, lr, MASK_LR, WEIGHT_DECAY)), steps_of(epochs)
+    if how is not None:
+        mc.attach(optimizer, model, how)
+    model.train()
+    for step, (x, y) in enumerate(data.batches(epochs, seed)):
+        if how is not None and step == how.steps:
+            mc.freeze(model)
+        optimizer.param_groups[0]["lr"] = lr * min((step + 1) / (0.1 * steps), 1 - step / steps)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y, label_smoothing=0.1).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, part: tuple[Tensor, Tensor]) -> float:
+    """In percent."""
+    model.eval()
+    right = sum(int((model(x).argmax(dim=1) == y).sum()) for x, y in zip(*(t.split(500) for t in part), strict=True))
+    return 100 * right / len(part[1])
+
+
+def trained(network: str, seed: int, data: Data, folder: Path) -> list[nn.Module]:
+    """The parts of the trained network, from its file if it is there."""
+    torch.manual_seed(seed)
+    parts, place = parts_of(network), folder / f"{network}-{seed}.pt"
+    model = nn.Sequential(*parts)
+    if not place.is_file():
+        train(model, data, EPOCHS, LR[network], seed)
+        scores = {"validation": accuracy(model, data.validation), "test": accuracy(model, data.test)}
+        torch.save({"weights": model.state_dict(), "scores": scores}, place)
+    model.load_state_dict(torch.load(place, weights_only=True)["weights"])
+    return parts
+
+
+def dropped(parts: Sequence[nn.Module], order: Sequence[int], keep: float) -> set[int]:
+    """Drop blocks in this order until the rest is within the budget; one that is not needed for that stays."""
+    sizes = sizes_of(parts)
+    most, out = keep * sum(sizes), set[int]()
+
+    def left(without: set[int]) -> int:
+        return sum(size for k, size in enumerate(sizes) if k not in without)
+
+    for k in order:
+        if left(out) > most:
+            out.add(k)
+    for k in order:
+        if k in out and left(out - {k}) <= most:
+            out.remove(k)
+    assert left(out) <= most
+    return out
+
+
+@torch.no_grad()
+def most_alike(parts: Sequence[nn.Module], blocks: Sequence[int], data: Data) -> list[int]:
+    """Blocks by the cosine similarity of their input and output on 1,000 training images, the most similar first."""
+    x, alike = data.train[0][:1000], {}
+    for k, part in enumerate(parts):
+        y = part.eval()(x)
+        if k in blocks:
+            alike[k] = float(F.cosine_similarity(x.flatten(1), y.flatten(1)).mean())
+        x = y
+    return sorted(blocks, key=lambda k: -alike[k])
+
+
+def evenly_dropped(parts: Sequence[nn.Module], keep: float) -> set[int]:
+    """As few evenly spaced blocks as bring the rest within the budget."""
+    blocks, sizes = removable(parts), sizes_of(parts)
+    for count in range(1, len(blocks)):
+        out = {blocks[int((i + 0.5) * len(blocks) / count)] for i in range(count)}
+        if sum(size for k, size in enumerate(sizes) if k not in out) <= keep * sum(sizes):
+            return out
+    raise ValueError(f"no evenly spaced blocks leave {keep} of the parameters")
+
+
+def run(network: str, method: str, keep: float, seed: int, data: Data, folder: Path) -> dict[str, Any]:
+    """Cut one network, fine-tune it, and measure it."""
+    parts, start = trained(network, seed, data, folder), time.process_time()
+    sizes, model = sizes_of(parts), nn.Sequential()
+    torch.manual_seed(1000 + seed)
+    if method == "learned":
+        model = nn.Sequential(mc.MaskedStack(parts, fan_in=1, mask_init=0.01, seed=seed))
+        how = mc.Blend(steps=int(LEARNING * steps_of(FINE_EPOCHS)), keep=keep)
+        train(model, data, FINE_EPOCHS, FINE_LR[network], 1000 + seed, how)
+        wiring = mc.wiring_of(model)
+        kept = path(wiring)
+    else:
+        if method == "random":
+            blocks = removable(parts)
+            out = dropped(parts, random.Random(seed).sample(blocks, len(blocks)), keep)
+        elif method == "alike":
+            out = dropped(parts, most_alike(parts, removable(parts), data), keep)
+        else:
+            out = evenly_dropped(parts, keep)
+        kept = [k for k in range(len(parts)) if k not in out]
+        if method == "scratch":
+            parts = parts_of(network)
+        model = nn.Sequential(*(parts[k] for k in kept))
+        epochs, lr = (EPOCHS + FINE_EPOCHS, LR) if method == "scratch" else (FINE_EPOCHS, FINE_LR)
+        train(model, data, epochs, lr[network], 1000 + seed)
+    return {
+        "network": network,
+        "method": method,
+        "keep": keep,
+        "seed": seed,
+        "kept": kept,
+        "part": sum(sizes[k] for k in kept) / sum(sizes),
+        "validation": accuracy(model, data.validation),
+        "test": accuracy(model, data.test),
+        "seconds": round(time.process_time() - start, 1),
+    }
+
+
+def path(wiring: Sequence[Any]) -> list[int]:
+    """The parts that reach the output where each reads one other: from the last back to the first."""
+    kept = [len(wiring) - 1]
+    while wiring[kept[0]]:
+        kept.insert(0, wiring[kept[0]][0])
+    return kept
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run what is missing, or print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("networks", nargs="*", default=NETWORKS, help="resnet, vit (default: both)")
+    parser.add_argument("--data", type=Path, default=Path("data"), help="where CIFAR-10 is")
+    parser.add_argument("--folder", type=Path, default=Path("runs/remove_blocks"), help="where runs and weights go")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    parser.add_argument("--keep", type=float, nargs="+", default=KEEPS)
+    args = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    args.folder.mkdir(parents=True, exist_ok=True)
+    data = read_data(args.data)
+    for network in args.networks:
+        place = args.folder / f"runs-{network}.jsonl"
+        runs = [json.loads(line) for line in place.read_text().splitlines()] if place.is_file() else []
+        done = {(r["method"], r["keep"], r["seed"]) for r in runs}
+        for seed in args.seeds:
+            for keep in args.keep:
+                for method in args.methods:
+                    if (method, keep, seed) in done:
+                        continue
+                    found = run(network, method, keep, seed, data, args.folder)
+                    with place.open("a") as file:
+                        file.write(json.dumps(found) + "\n")
+                    print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main()
