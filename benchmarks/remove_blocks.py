@@ -3,17 +3,18 @@
 A ResNet and a ViT of 12 blocks are trained on 16x16 images of CIFAR-10. Each is then cut to a part of its parameters
 (--keep) and fine-tuned for the same number of steps, whichever way its blocks are chosen:
 
-    learned   mc.Blend(steps=N, keep=...) learns for the first part of the steps, then the wiring is frozen
+    learned   mc.Blend(steps=N, keep=...) learns for the first half of the steps, then the wiring is frozen
     random    random blocks are dropped, then fine-tuning
     even      evenly spaced blocks
     alike     the blocks whose input and output are most alike (cosine similarity, as in ShortGPT)
     scratch   the network that `even` keeps, trained from random weights for all steps: training and fine-tuning
 
-Blocks that change the shape stay in all ways but `learned`, which may drop any. Every finished run is a line of
-runs-NETWORK.jsonl in --folder, and what is there is not run again. --show prints the tables of benchmarks/remove_blocks.json.
+A block that changes the shape stays in all ways but `learned`, which may drop any. Every finished run is a line of
+runs-NETWORK.jsonl in --folder, and what is there is not run again. --collect writes all of them to
+benchmarks/remove_blocks.json, and --show prints the tables of that.
 
     OMP_NUM_THREADS=1 python benchmarks/remove_blocks.py resnet --data data --folder runs/remove_blocks
-    python benchmarks/remove_blocks.py --show
+    python benchmarks/remove_blocks.py --folder runs/remove_blocks --collect --show
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ import json
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -49,8 +51,11 @@ EPOCHS, FINE_EPOCHS = 8, 3  # of training, and of fine-tuning
 LR = {"resnet": 3e-3, "vit": 2e-3}  # AdamW, with warm-up and then down to 0 in a straight line
 FINE_LR = {"resnet": 1.5e-3, "vit": 1e-3}
 WEIGHT_DECAY = 0.05
-LEARNING = 0.6  # the part of fine-tuning in which masks learn
-MASK_LR = float(__import__("os").environ.get("MASK_LR", 0.01))
+LEARNING = 0.5  # the part of fine-tuning in which masks learn
+MASK_LR = 0.03
+
+
+Runs = list[dict[str, Any]]
 
 
 class BasicBlock(nn.Module):
@@ -151,7 +156,9 @@ class Data:
         images, labels = self.train
         chance = torch.Generator().manual_seed(seed)
         for _ in range(epochs):
-            for index in torch.randperm(len(labels), generator=chance).split(BATCH):
+            order = torch.randperm(len(labels), generator=chance)
+            for start in range(0, len(order), BATCH):
+                index = order[start : start + BATCH]
                 x = images[index]
                 flip = torch.rand(len(x), generator=chance) < 0.5
                 x = torch.where(flip[:, None, None, None], x.flip(3), x)
@@ -162,7 +169,9 @@ class Data:
 def read_data(root: Path) -> Data:
     """CIFAR-10 at half its size; the training images that validate are none of those that train."""
     found = load("cifar10", root, validation=VALIDATION)
-    assert isinstance(found.train, Arrays) and isinstance(found.test, Arrays) and isinstance(found.validation, Arrays)
+    assert isinstance(found.train, Arrays)
+    assert isinstance(found.test, Arrays)
+    assert isinstance(found.validation, Arrays)
     images = found.train.images[:TRAIN].float()
     mean, scale = images.mean(), images.std()
 
@@ -199,8 +208,9 @@ def train(model: nn.Module, data: Data, epochs: int, lr: float, seed: int, how: 
 def accuracy(model: nn.Module, part: tuple[Tensor, Tensor]) -> float:
     """In percent."""
     model.eval()
-    right = sum(int((model(x).argmax(dim=1) == y).sum()) for x, y in zip(*(t.split(500) for t in part), strict=True))
-    return 100 * right / len(part[1])
+    images, labels = part
+    found = torch.cat([model(images[start : start + 500]).argmax(dim=1) for start in range(0, len(images), 500)])
+    return 100 * float((found == labels).double().mean())
 
 
 def trained(network: str, seed: int, data: Data, folder: Path) -> list[nn.Module]:
@@ -302,8 +312,59 @@ def path(wiring: Sequence[Any]) -> list[int]:
     return kept
 
 
+def scores_of(runs: Runs, network: str, method: str, keep: float) -> dict[int, float]:
+    """Test accuracies by seed."""
+    wanted = (network, method, keep)
+    return {r["seed"]: r["test"] for r in runs if (r["network"], r["method"], r["keep"]) == wanted}
+
+
+def table(runs: Runs, network: str) -> Table:
+    """Test accuracy of each way at each budget, and by how much `learned` is better, seed by seed."""
+    lines: list[tuple[str, ...]] = []
+    for keep in KEEPS:
+        ours = scores_of(runs, network, "learned", keep)
+        for method in METHODS:
+            found = [r for r in runs if (r["network"], r["method"], r["keep"]) == (network, method, keep)]
+            if not found:
+                continue
+            parts = statistic([100 * r["part"] for r in found]).mean
+            theirs = scores_of(runs, network, method, keep)
+            over = difference_by_seed(ours, theirs).text() if method != "learned" else ""
+            score = statistic(list(theirs.values())).text()
+            lines.append((f"{keep}", method, f"{len(found)}", f"{parts:.0f} %", score, over))
+    ours = means_over_keeps(runs, network, "learned")
+    for method in METHODS:
+        theirs = means_over_keeps(runs, network, method)
+        over = difference_by_seed(ours, theirs).text() if method != "learned" else ""
+        score = statistic(list(theirs.values())).text() if theirs else ""
+        lines.append(("mean of all", method, f"{len(theirs)}", "", score, over))
+    full = statistic([r["test"] for r in runs if (r["network"], r["method"]) == (network, "full")]).text()
+    head = ("keep", "blocks chosen", "n", "parameters left", "test accuracy, %", "learned is better by (95 % interval)")
+    notes = (f"The trained network, with all its blocks and before fine-tuning: {full} %.",)
+    return Table(f"{network}, 12 blocks", head, tuple(lines), notes)
+
+
+def means_over_keeps(runs: Runs, network: str, method: str) -> dict[int, float]:
+    """The mean test accuracy over all budgets, by seed."""
+    by_keep = [scores_of(runs, network, method, keep) for keep in KEEPS]
+    seeds = set.intersection(*map(set, by_keep))
+    return {seed: fmean(scores[seed] for scores in by_keep) for seed in sorted(seeds)}
+
+
+def read_runs(folder: Path) -> Runs:
+    """All runs that have finished, and the trained networks."""
+    runs: Runs = []
+    for place in sorted(folder.glob("runs-*.jsonl")):
+        runs += [json.loads(line) for line in place.read_text().splitlines()]
+    for place in sorted(folder.glob("*.pt")):
+        network, seed = place.stem.split("-")
+        scores = torch.load(place, weights_only=True)["scores"]
+        runs.append({"network": network, "method": "full", "keep": 1.0, "seed": int(seed), **scores})
+    return sorted(runs, key=lambda r: (r["network"], -r["keep"], r["method"], r["seed"]))
+
+
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run what is missing, or print the tables."""
+    """Run what is missing; or collect results and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("networks", nargs="*", default=NETWORKS, help="resnet, vit (default: both)")
     parser.add_argument("--data", type=Path, default=Path("data"), help="where CIFAR-10 is")
@@ -311,23 +372,34 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--keep", type=float, nargs="+", default=KEEPS)
+    parser.add_argument("--collect", action="store_true", help=f"run nothing; write what there is to {RESULTS.name}")
+    parser.add_argument("--show", action="store_true", help=f"run nothing; print the tables of {RESULTS.name}")
     args = parser.parse_args(argv)
-    torch.set_num_threads(1)
-    args.folder.mkdir(parents=True, exist_ok=True)
-    data = read_data(args.data)
-    for network in args.networks:
-        place = args.folder / f"runs-{network}.jsonl"
+    if args.collect:
+        lines = ",\n".join(map(json.dumps, read_runs(args.folder)))
+        write_atomically(RESULTS, f"[\n{lines}\n]\n")
+    if args.show:
+        runs = json.loads(RESULTS.read_text())
+        print("\n".join(table(runs, network).markdown() for network in NETWORKS))
+    if not (args.collect or args.show):
+        torch.set_num_threads(1)
+        args.folder.mkdir(parents=True, exist_ok=True)
+        data = read_data(args.data)
+        for network in args.networks:
+            run_missing(network, args, data)
+
+
+def run_missing(network: str, args: argparse.Namespace, data: Data) -> None:
+    """Run all of a network that is not in its file yet."""
+    place = args.folder / f"runs-{network}.jsonl"
+    for seed, keep, method in product(args.seeds, args.keep, args.methods):
         runs = [json.loads(line) for line in place.read_text().splitlines()] if place.is_file() else []
-        done = {(r["method"], r["keep"], r["seed"]) for r in runs}
-        for seed in args.seeds:
-            for keep in args.keep:
-                for method in args.methods:
-                    if (method, keep, seed) in done:
-                        continue
-                    found = run(network, method, keep, seed, data, args.folder)
-                    with place.open("a") as file:
-                        file.write(json.dumps(found) + "\n")
-                    print(json.dumps(found), flush=True)
+        if (method, keep, seed) in {(r["method"], r["keep"], r["seed"]) for r in runs}:
+            continue
+        found = run(network, method, keep, seed, data, args.folder)
+        with place.open("a") as file:
+            file.write(json.dumps(found) + "\n")
+        print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":
