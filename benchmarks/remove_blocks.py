@@ -52,7 +52,7 @@ LR = {"resnet": 3e-3, "vit": 2e-3}  # AdamW, with warm-up and then down to 0 in 
 FINE_LR = {"resnet": 1.5e-3, "vit": 1e-3}
 WEIGHT_DECAY = 0.05
 LEARNING = 0.5  # the part of fine-tuning in which masks learn
-MASK_LR = 0.03
+MASK_LR = 0.01
 
 
 Runs = list[dict[str, Any]]

@@ -80,6 +80,10 @@ class Learning(ABC):
         """What each module is worth to the loss; None without a budget."""
         return None
 
+    def only_removes(self, masks: ConnectivityMasks) -> bool:
+        """Whether which modules are used says all of the wiring, so that `descent` would add noise only."""
+        return False
+
     def hold_budget_(self, masks: ConnectivityMasks, worth_M: Tensor | None, lr: float) -> None:
         """Bring the real masks within the budget after this step, in place; nothing changes without one."""
         return
@@ -215,6 +219,11 @@ class Blend(Learning):
             return None
         share_TS = self._shares(masks, masks.real.detach().cpu())
         return budget.worth(budget.matrix(share_TS), budget.matrix(grad_TS))
+
+    def only_removes(self, masks: ConnectivityMasks) -> bool:
+        """With a budget, where every target of a chain reads one source."""
+        budget = self.budget(masks)
+        return budget is not None and budget.alone
 
     def hold_budget_(self, masks: ConnectivityMasks, worth_M: Tensor | None, lr: float) -> None:
         """Bring the real masks within the budget after this step, in place; nothing changes without one."""

@@ -146,7 +146,7 @@ class MaskUpdate:
             if grad is not None and not m.is_frozen:
                 grad = grad if scale is None else grad / scale
                 worth_M = m.how.worth(m, grad)
-                grad = m.how.descent(grad, m.candidate_TS).clone()
+                grad = None if m.how.only_removes(m) else m.how.descent(grad, m.candidate_TS).clone()
             self.noted[id(m)] = Noted(m.real.detach().clone(), grad, worth_M)
 
     @torch.no_grad()
