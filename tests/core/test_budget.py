@@ -208,6 +208,15 @@ def test_blocks_that_matter_stay(seed):
     assert useful | {0, 8} == alive
 
 
+def test_a_rewired_model_learns_which_blocks_to_skip():
+    model = mc.rewire(nn.Sequential(nn.Linear(4, 4), nn.Sequential(*unequal_blocks(8))), "1", fan_in=1)
+    optimizer = torch.optim.AdamW(mc.param_groups(model, lr=1e-3, mask_lr=0.05))
+    mc.attach(optimizer, model, mc.Blend(steps=20, keep=0.5))
+    train(model, optimizer, 20)
+    mc.freeze(model)
+    assert used_part(model[1]) <= 0.5
+
+
 def test_a_budget_of_all_changes_nothing_to_the_bit():
     def learned(**options):
         stack = chain(6, 2)

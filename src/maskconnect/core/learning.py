@@ -76,18 +76,6 @@ class Learning(ABC):
         """What the used modules may cost; None where they may cost anything."""
         return None
 
-    def worth(self, masks: ConnectivityMasks, grad_TS: Tensor) -> Tensor | None:
-        """What each module is worth to the loss; None without a budget."""
-        return None
-
-    def only_removes(self, masks: ConnectivityMasks) -> bool:
-        """Whether which modules are used says all of the wiring, so that `descent` would add noise only."""
-        return False
-
-    def hold_budget_(self, masks: ConnectivityMasks, worth_M: Tensor | None, lr: float) -> None:
-        """Bring the real masks within the budget after this step, in place; nothing changes without one."""
-        return
-
     def has_ended(self, steps: int) -> bool:
         """Whether masks learned for all `steps`, in the last of which the top-K was read; without `steps`, always."""
         return self.steps is None or steps >= self.steps
@@ -188,10 +176,10 @@ class Blend(Learning):
         if not self.temperature_after(masks.steps_taken):
             return masks.top()
         top_TS = masks.top(within_budget=False).mask_TS
-        return masks.blended(self._shares(masks, masks.swapped_to(top_TS, real_TS)), top_TS)
+        return masks.blended(self.shares(masks, masks.swapped_to(top_TS, real_TS)), top_TS)
 
-    def _shares(self, masks: ConnectivityMasks, real_TS: Tensor) -> Tensor:
-        """What a pass reads before the temperature is 0."""
+    def shares(self, masks: ConnectivityMasks, real_TS: Tensor) -> Tensor:
+        """What a pass reads of each candidate while the temperature is above 0."""
         temperature = self.temperature_after(masks.steps_taken)
         floor = default_floor(masks.decay) if self.uniform_floor is None else self.uniform_floor
         return shares(real_TS, masks.candidate_TS, masks.fan_in_T, temperature=temperature, uniform_floor=floor)
@@ -211,33 +199,6 @@ class Blend(Learning):
         if self.keep == 1 or self.costs is None:
             return None
         return budget_of(masks.layout, masks.candidates, tuple(masks.fan_in_T.tolist()), self.costs, self.keep)
-
-    def worth(self, masks: ConnectivityMasks, grad_TS: Tensor) -> Tensor | None:
-        """What each module is worth to the loss; None without a budget, or when the top-K is read."""
-        budget = self.budget(masks)
-        if budget is None or not self.temperature_after(masks.steps_taken):
-            return None
-        share_TS = self._shares(masks, masks.real.detach().cpu())
-        return budget.worth(budget.matrix(share_TS), budget.matrix(grad_TS))
-
-    def only_removes(self, masks: ConnectivityMasks) -> bool:
-        """With a budget, where every target of a chain reads one source."""
-        budget = self.budget(masks)
-        return budget is not None and budget.alone
-
-    def hold_budget_(self, masks: ConnectivityMasks, worth_M: Tensor | None, lr: float) -> None:
-        """Bring the real masks within the budget after this step, in place; nothing changes without one."""
-        budget = self.budget(masks)
-        if budget is None:
-            return
-        real_TS = masks.real.detach().to("cpu", torch.float64, copy=True)
-        normalize_(real_TS, masks.candidate_TS)
-        share_TS = shares(real_TS, masks.candidate_TS, masks.fan_in_T, temperature=1.0)
-        gain_M = torch.zeros_like(budget.cost_M) if worth_M is None else lr * worth_M
-        held_MM = budget.step(budget.matrix(share_TS), gain_M, budget.most_after(masks.steps_taken / self.steps))
-        real_TS = budget.rows_like(held_MM, real_TS)
-        normalize_(real_TS, masks.candidate_TS)
-        masks.real.copy_(real_TS)
 
 
 def default_floor(decay: float) -> float:

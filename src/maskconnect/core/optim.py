@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from maskconnect.core.learning import Draw, Learning, check_credit
 from maskconnect.core.lookup import masks_of, some_stacks_of
 from maskconnect.core.masks import ConnectivityMasks
+from maskconnect.core.removal import hold_budget_, only_removes, worth_of_modules
 from maskconnect.errors import ConfigError, number, shown
 
 _updates: WeakKeyDictionary[ConnectivityMasks, ReferenceType[MaskUpdate]] = WeakKeyDictionary()
@@ -53,7 +54,7 @@ def attach(optimizer: Optimizer, model: nn.Module, how: Learning | None = None) 
         optimizer: made with `mc.param_groups(model, ...)`.
         model: a model with at least one `MaskedStack`.
         how: `mc.Draw()`, the default, is Algorithm 1 as published; `mc.Blend(steps=N)` reads all candidates in part and
-            becomes the top-K after N steps.
+            becomes the top-K after N steps; `mc.Blend(steps=N, keep=0.6)` also learns which modules to leave out.
     """
     how = Draw() if how is None else how
     if not isinstance(how, Learning):
@@ -61,9 +62,11 @@ def attach(optimizer: Optimizer, model: nn.Module, how: Learning | None = None) 
     if not isinstance(optimizer, Optimizer):
         raise ConfigError(f"optimizer is a {type(optimizer).__name__}; call mc.attach(optimizer, model).")
     stacks = [stack for stack in some_stacks_of(model).values() if not stack.masks.is_frozen]
+    priced: dict[ConnectivityMasks, Learning] = {}
     for stack in stacks:
         check_credit(how.credit, stack.aggregation)
-        stack.masks.check_budget(how.priced(stack.flat(), stack.layout))
+        priced[stack.masks] = how.priced(stack.flat(), stack.layout)
+        stack.masks.check_budget(priced[stack.masks])
     masks = [stack.masks for stack in stacks]
     if masks and isinstance(optimizer, torch.optim.LBFGS):
         raise ConfigError(
@@ -78,9 +81,8 @@ def attach(optimizer: Optimizer, model: nn.Module, how: Learning | None = None) 
     groups_of(optimizer, masks)
     held = _groups_by_parameter(optimizer)
     kept = [m for m in masks_of(model) if id(m.real) in held]  # frozen ones too, so that no optimizer moves them
-    priced = {id(stack.masks): how.priced(stack.flat(), stack.layout) for stack in stacks}
     for m in kept:
-        m.learn_by(priced.get(id(m), how))
+        m.learn_by(priced.get(m, how))
         if m in _updates and (before := _updates[m]()) is not None:
             before.drop(m)
     if kept:
@@ -145,8 +147,8 @@ class MaskUpdate:
             grad, worth_M = m.real.grad, None
             if grad is not None and not m.is_frozen:
                 grad = grad if scale is None else grad / scale
-                worth_M = m.how.worth(m, grad)
-                grad = None if m.how.only_removes(m) else m.how.descent(grad, m.candidate_TS).clone()
+                worth_M = worth_of_modules(m, grad)
+                grad = None if only_removes(m) else m.how.descent(grad, m.candidate_TS).clone()
             self.noted[id(m)] = Noted(m.real.detach().clone(), grad, worth_M)
 
     @torch.no_grad()
@@ -162,7 +164,7 @@ class MaskUpdate:
                     before = Noted(before.real, None, None)
                 _descend_(m, before, group)
                 m.progress += 1
-                m.how.hold_budget_(m, before.worth_M, float(group["lr"]))
+                hold_budget_(m, before.worth_M, float(group["lr"]))
 
 
 def groups_of(optimizer: Optimizer, masks: list[ConnectivityMasks]) -> list[dict[str, Any]]:
