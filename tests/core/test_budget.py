@@ -159,10 +159,9 @@ def test_worth_is_the_squared_slope_of_the_loss_along_that():
     _, budget, real_TS = random_case(6, 1, seed=2)
     share_MM = budget.matrix(real_TS)
     grad_MM = torch.randn(6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * budget.may_MM
-    step, use_M = 1e-6, budget.used(share_MM)
-    slopes = [((budget.less_of(share_MM, k, step) - share_MM) * grad_MM).sum() / (step * use_M[k]) for k in range(1, 5)]
+    slopes = [((budget.less_of(share_MM, k, 0.1) - share_MM) * grad_MM).sum() / 0.1 for k in range(1, 5)]
     square = torch.stack(slopes).square()
-    torch.testing.assert_close(budget.worth(share_MM, grad_MM)[1:5], square / square.mean(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(budget.worth(share_MM, grad_MM)[1:5], square / square.mean())
 
 
 def test_a_step_uses_no_more_than_the_budget_and_gives_up_what_is_worth_least():
@@ -317,4 +316,4 @@ def test_the_smallest_budget_that_the_error_names_works():
 def test_a_budget_goes_down_in_a_straight_line_and_then_stays():
     _, budget, _ = random_case(6, 1, seed=0, keep=0.6)
     assert isinstance(budget, Budget)
-    assert [budget.most_after(part) for part in (0, 0.4, 0.8, 1)] == pytest.approx([1, 0.8, 0.6, 0.6])
+    assert [budget.most_after(part) for part in (0, 0.35, 0.7, 1)] == pytest.approx([1, 0.8, 0.6, 0.6])

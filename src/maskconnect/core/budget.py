@@ -32,10 +32,8 @@ from torch import Tensor, nn
 from maskconnect.core.wiring import Layout, Sources
 from maskconnect.errors import ConfigError
 
-SETTLED = 0.8
+SETTLED = 0.7
 """After this part of the steps the budget is `keep`; before, it goes down from 1 in a straight line."""
-LEAST_USE = 0.05
-"""The gradient by the use of a module is not taken for a smaller use than this: it would be noise."""
 MOST_PRESSURE = 1e9
 """Where the search for lambda gives up: modules that may not go cost more than the budget of a step."""
 ROUNDING = 1e-9
@@ -102,7 +100,7 @@ class Budget:
     def worth(self, share_MM: Tensor, grad_MM: Tensor) -> Tensor:
         """The squared gradient of the loss by the use of each module, with a mean of 1 over those that may go."""
         instead_MM = (share_MM / self.fan_in_M1) @ grad_MM.T  # what reader j would feel of the sources of k, at (k, j)
-        slope_M = (share_MM * (grad_MM - instead_MM.T)).sum(dim=0) / self.used(share_MM).clamp_min(LEAST_USE)
+        slope_M = (share_MM * (grad_MM - instead_MM.T)).sum(dim=0)
         worth_M = slope_M.square() * self.removable_M
         mean = worth_M.sum() / self.removable_M.sum().clamp_min(1)
         return worth_M / mean if mean > 0 else worth_M
@@ -110,10 +108,22 @@ class Budget:
     def step(self, share_MM: Tensor, gain_M: Tensor, most: float) -> Tensor:
         """Shares after a step: each use grows by its gain, and all shrink, by their cost, to what the budget allows."""
         use_M = self.used(share_MM)
-        now_M = self._shrunk(use_M, gain_M, most)
+        return self.moved(share_MM, use_M, self._shrunk(use_M, gain_M, most))
+
+    def sharpened(self, share_MM: Tensor, temperature: float, most: float) -> Tensor:
+        """The shares themselves at temperature 1; at 0 the most used modules that the budget allows, as a whole."""
+        use_M = self.used(share_MM)
+        whole_M, left = (~self.removable_M).double(), most + ROUNDING - float(self.cost_M[~self.removable_M].sum())
+        for k in use_M.argsort(descending=True, stable=True).tolist():
+            if self.removable_M[k] and self.cost_M[k] <= left:
+                whole_M[k], left = 1.0, left - float(self.cost_M[k])
+        return self.moved(share_MM, use_M, temperature * use_M + (1 - temperature) * whole_M)
+
+    def moved(self, share_MM: Tensor, use_M: Tensor, now_M: Tensor) -> Tensor:
+        """Shares in which modules that may go are used as `now_M` says; a module that is not used at all stays so."""
         for k in self.removable_M.nonzero().flatten().tolist():
-            if use_M[k] > 0:
-                share_MM = self.less_of(share_MM, k, max(-1.0, 1 - float(now_M[k] / use_M[k])))
+            if use_M[k] > ROUNDING:
+                share_MM = self.less_of(share_MM, k, 1 - float(now_M[k] / use_M[k]))
         return share_MM
 
     def less_of(self, share_MM: Tensor, k: int, part: float) -> Tensor:

@@ -181,6 +181,13 @@ class Blend(Learning):
     def shares(self, masks: ConnectivityMasks, real_TS: Tensor) -> Tensor:
         """What a pass reads of each candidate while the temperature is above 0."""
         temperature = self.temperature_after(masks.steps_taken)
+        budget = self.budget(masks)
+        if budget is not None and budget.alone:
+            share_TS = shares(real_TS, masks.candidate_TS, masks.fan_in_T, temperature=1.0)
+            most = budget.most_after(masks.steps_taken / self.steps)
+            share_TS = budget.rows_like(budget.sharpened(budget.matrix(share_TS), temperature, most), share_TS)
+            normalize_(share_TS, masks.candidate_TS)
+            return share_TS
         floor = default_floor(masks.decay) if self.uniform_floor is None else self.uniform_floor
         return shares(real_TS, masks.candidate_TS, masks.fan_in_T, temperature=temperature, uniform_floor=floor)
 

@@ -181,11 +181,20 @@ class ConnectivityMasks(nn.Module):
         real_TS = self._on_host().masked_fill_(~self.candidate_TS, -torch.inf)
         found = self.best(real_TS, self.preferred_top(real_TS))
         budget = self.how.budget(self) if within_budget else None
+        if budget is not None and budget.alone:
+            return self._meaning(self.preferred_top(self._sharpest(real_TS, budget)))
         if budget is None or _cost(found, budget) <= budget.keep + ROUNDING:
             return found
         if self._fitted is None or not torch.equal(self._fitted[0], real_TS):
             self._fitted = real_TS, self._meaning(fit(real_TS, budget, self._preferred_first_TS, budget.keep).mask_TS)
         return self._fitted[1]
+
+    def _sharpest(self, real_TS: Tensor, budget: Budget) -> Tensor:
+        """The real masks with the modules that the budget allows as a whole, and no others."""
+        real_TS = real_TS.double().masked_fill_(~self.candidate_TS, 0)
+        normalize_(real_TS, self.candidate_TS)
+        sharp_MM = budget.sharpened(budget.matrix(real_TS), 0.0, budget.keep)
+        return budget.rows_like(sharp_MM, real_TS).masked_fill_(~self.candidate_TS, -torch.inf)
 
     def preferred_top(self, real_TS: Tensor) -> Tensor:
         """The K largest entries of every row, whether or not every module is read then (`use_all`)."""
