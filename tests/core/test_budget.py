@@ -83,6 +83,20 @@ def test_the_budget_is_met_at_the_freeze_whatever_the_stack(modules, fan_in, mas
 
 
 @settings(deadline=None, max_examples=10)
+@given(st.floats(0, 0.9), st.integers(0, 99))
+def test_the_budget_is_met_where_not_all_modules_may_be_read(way, seed):
+    nearest = [list(range(max(0, k - 2), k)) for k in range(8)]
+    stack = mc.MaskedStack(unequal_blocks(8, seed), 1, wiring=nearest, mask_init=0.01)
+    how = mc.Blend(steps=6, keep=0.5).priced(stack.flat(), stack.layout)
+    smallest = smallest_cost(how.budget(stack.masks), stack.masks._preferred_first_TS)
+    keep = smallest + way * (1 - smallest)
+    optimizer = attached(stack, mc.Blend(steps=6, keep=keep))
+    train(stack, optimizer, 6)
+    mc.freeze(stack)
+    assert used_part(stack) <= keep + 1e-9
+
+
+@settings(deadline=None, max_examples=10)
 @given(st.integers(1, 2), st.floats(0.75, 0.95), st.integers(0, 99))
 def test_the_budget_is_met_in_layers_too(fan_in, keep, seed):
     blocks = iter(unequal_blocks(10, seed))

@@ -9,13 +9,14 @@ To use k less by a part r, all its readers read in its place, in that part, what
 
     s_j <- s_j + r s_jk (s_k / K_k - e_k)
 
-The gradient by the masks tells what that does to the loss, dl/du_k. Its square is the worth w_k of a module (the Fisher
-information of its gate, as in pruning by Taylor expansion), and every step moves the use of all modules to
+The gradient by the masks tells what that does to the loss: dl/dr of module k. Its square is the worth w_k of a module
+(the Fisher information of a gate in its place, as in pruning by Taylor expansion). Every step moves all uses to
 
     u_k <- clip(u_k + lr w_k - lambda c_k, 0, 1)
 
-with the smallest lambda >= 0 at which sum_k c_k u_k is within the budget of that step. Such a problem
-has its solutions in corners: in the end modules are used or not.
+with the smallest lambda >= 0 at which sum_k c_k u_k is within the budget of that step. A module that is used less is
+worth less, so uses go to 0 or 1. Where each target of a chain reads one source, a pass reads these uses at temperature
+1 and, at 0, the most used modules that the budget allows, as a whole.
 
 Shape letters: M modules (MM: reader, source), T targets, S candidate sources.
 """

@@ -179,10 +179,9 @@ class ConnectivityMasks(nn.Module):
     def top(self, *, within_budget: bool = True) -> BinaryMasks:
         """The top-K of every real mask; of equal entries the preferred one (D13); the best ones within a budget."""
         real_TS = self._on_host().masked_fill_(~self.candidate_TS, -torch.inf)
-        found = self.best(real_TS, self.preferred_top(real_TS))
         budget = self.how.budget(self) if within_budget else None
-        if budget is not None and budget.alone:
-            return self._meaning(self.preferred_top(self._sharpest(real_TS, budget)))
+        score_TS = real_TS if budget is None or not budget.alone else self._sharpest(real_TS, budget)
+        found = self.best(score_TS, self.preferred_top(score_TS))
         if budget is None or _cost(found, budget) <= budget.keep + ROUNDING:
             return found
         if self._fitted is None or not torch.equal(self._fitted[0], real_TS):
