@@ -8,13 +8,15 @@ A ResNet and a ViT of 12 blocks are trained on 16x16 images of CIFAR-10. Each is
     even      evenly spaced blocks
     alike     the blocks whose input and output are most alike (cosine similarity, as in ShortGPT)
     scratch   the network that `even` keeps, trained from random weights for all steps: training and fine-tuning
+    again     a control with more steps: the blocks that `learned` has found are kept from the start
 
 A block that changes the shape stays in all ways but `learned`, which may drop any. Every finished run is a line of
 runs-NETWORK.jsonl in --folder, and what is there is not run again. --collect writes all of them to
 benchmarks/remove_blocks.json, and --show prints the tables of that.
 
     OMP_NUM_THREADS=1 python benchmarks/remove_blocks.py resnet --data data --folder runs/remove_blocks
-    python benchmarks/remove_blocks.py --folder runs/remove_blocks --collect --show
+    python benchmarks/remove_blocks.py --folder runs/remove_blocks --collect
+    python benchmarks/remove_blocks.py --show --figure docs/images/budget.png
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
+from remove_blocks_networks import parts_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -44,7 +47,7 @@ from maskconnect.training.statistics import difference_by_seed, statistic
 
 RESULTS = Path(__file__).with_suffix(".json")
 NETWORKS = ("resnet", "vit")
-METHODS = ("learned", "random", "even", "alike", "scratch")
+METHODS = ("learned", "random", "even", "alike", "scratch", "again")
 KEEPS = (0.8, 0.55, 0.3)
 TRAIN, VALIDATION, BATCH = 10_000, 4_000, 64
 EPOCHS, FINE_EPOCHS = 8, 3  # of training, and of fine-tuning
@@ -56,80 +59,6 @@ MASK_LR = 0.01
 
 
 Runs = list[dict[str, Any]]
-
-
-class BasicBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut."""
-
-    def __init__(self, width: int, stride: int = 1) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(width, width, 3, stride, 1, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(),
-            nn.Conv2d(width, width, 3, 1, 1, bias=False),
-            nn.BatchNorm2d(width),
-        )
-        self.shortcut: nn.Module = nn.Identity()
-        if stride > 1:
-            self.shortcut = nn.Sequential(nn.Conv2d(width, width, 1, stride, bias=False), nn.BatchNorm2d(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The sum of both, through a ReLU."""
-        return F.relu(self.shortcut(x) + self.body(x))
-
-
-class Attention(nn.Module):
-    """A pre-norm transformer block."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Attention, then the MLP."""
-        batch, tokens, width = x.shape
-        qkv = self.qkv(self.norm1(x)).view(batch, tokens, 3, self.heads, width // self.heads)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        read = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, tokens, width)
-        x = x + self.out(read)
-        y: Tensor = x + self.mlp(self.norm2(x))
-        return y
-
-
-class Patches(nn.Module):
-    """An image as 16 tokens with learned positions."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.project = nn.Conv2d(3, width, 4, 4)
-        self.place = nn.Parameter(torch.randn(1, 16, width) * 0.02)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """N x 16 x width."""
-        tokens: Tensor = self.project(x).flatten(2).transpose(1, 2) + self.place
-        return tokens
-
-
-class TokenMean(nn.Module):
-    """The mean over all tokens."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """N x width."""
-        return x.mean(dim=1)
-
-
-def parts_of(network: str) -> list[nn.Module]:
-    """The network as a list that runs from first to last: a stem, 12 blocks, a classifier."""
-    if network == "vit":
-        blocks: list[nn.Module] = [Attention(48, 4) for _ in range(12)]
-        return [Patches(48), *blocks, nn.Sequential(nn.LayerNorm(48), TokenMean(), nn.Linear(48, 10))]
-    blocks = [BasicBlock(32, stride=2 if k == 4 else 1) for k in range(12)]  # 8x8, then 4x4
-    stem = nn.Sequential(nn.Conv2d(3, 32, 3, 2, 1, bias=False), nn.BatchNorm2d(32), nn.ReLU())
-    return [stem, *blocks, nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))]
 
 
 def removable(parts: Sequence[nn.Module]) -> list[int]:
@@ -266,31 +195,37 @@ def evenly_dropped(parts: Sequence[nn.Module], keep: float) -> set[int]:
     raise ValueError(f"no evenly spaced blocks leave {keep} of the parameters")
 
 
+def chosen(method: str, parts: Sequence[nn.Module], keep: float, seed: int, data: Data, learned: Runs) -> list[int]:
+    """The parts that stay, where they are chosen before fine-tuning."""
+    blocks = removable(parts)
+    if method == "random":
+        out = dropped(parts, random.Random(seed).sample(blocks, len(blocks)), keep)
+    elif method == "alike":
+        out = dropped(parts, most_alike(parts, blocks, data), keep)
+    elif method == "again":
+        (found,) = [r for r in learned if r["seed"] == seed]
+        return list(found["kept"])
+    else:
+        out = evenly_dropped(parts, keep)
+    return [k for k in range(len(parts)) if k not in out]
+
+
 def run(network: str, method: str, keep: float, seed: int, data: Data, folder: Path) -> dict[str, Any]:
     """Cut one network, fine-tune it, and measure it."""
     parts, start = trained(network, seed, data, folder), time.process_time()
-    sizes, model = sizes_of(parts), nn.Sequential()
+    sizes, epochs, lr, how = sizes_of(parts), FINE_EPOCHS, FINE_LR[network], None
     torch.manual_seed(1000 + seed)
     if method == "learned":
         model = nn.Sequential(mc.MaskedStack(parts, fan_in=1, mask_init=0.01, seed=seed))
         how = mc.Blend(steps=int(LEARNING * steps_of(FINE_EPOCHS)), keep=keep)
-        train(model, data, FINE_EPOCHS, FINE_LR[network], 1000 + seed, how)
-        wiring = mc.wiring_of(model)
-        kept = path(wiring)
     else:
-        if method == "random":
-            blocks = removable(parts)
-            out = dropped(parts, random.Random(seed).sample(blocks, len(blocks)), keep)
-        elif method == "alike":
-            out = dropped(parts, most_alike(parts, removable(parts), data), keep)
-        else:
-            out = evenly_dropped(parts, keep)
-        kept = [k for k in range(len(parts)) if k not in out]
+        kept = chosen(method, parts, keep, seed, data, runs_of(read_runs(folder), network, "learned", keep))
         if method == "scratch":
-            parts = parts_of(network)
+            parts, epochs, lr = parts_of(network), EPOCHS + FINE_EPOCHS, LR[network]
         model = nn.Sequential(*(parts[k] for k in kept))
-        epochs, lr = (EPOCHS + FINE_EPOCHS, LR) if method == "scratch" else (FINE_EPOCHS, FINE_LR)
-        train(model, data, epochs, lr[network], 1000 + seed)
+    train(model, data, epochs, lr, 1000 + seed, how)
+    if method == "learned":
+        kept = path(mc.wiring_of(model))
     return {
         "network": network,
         "method": method,
@@ -312,43 +247,57 @@ def path(wiring: Sequence[Any]) -> list[int]:
     return kept
 
 
+def runs_of(runs: Runs, network: str, method: str, keep: float) -> Runs:
+    """The runs of one row of a table."""
+    return [r for r in runs if (r["network"], r["method"], r["keep"]) == (network, method, keep)]
+
+
 def scores_of(runs: Runs, network: str, method: str, keep: float) -> dict[int, float]:
     """Test accuracies by seed."""
-    wanted = (network, method, keep)
-    return {r["seed"]: r["test"] for r in runs if (r["network"], r["method"], r["keep"]) == wanted}
+    return {r["seed"]: r["test"] for r in runs_of(runs, network, method, keep)}
 
 
 def table(runs: Runs, network: str) -> Table:
     """Test accuracy of each way at each budget, and by how much `learned` is better, seed by seed."""
     lines: list[tuple[str, ...]] = []
-    for keep in KEEPS:
-        ours = scores_of(runs, network, "learned", keep)
-        for method in METHODS:
-            found = [r for r in runs if (r["network"], r["method"], r["keep"]) == (network, method, keep)]
-            if not found:
-                continue
-            parts = statistic([100 * r["part"] for r in found]).mean
-            theirs = scores_of(runs, network, method, keep)
-            over = difference_by_seed(ours, theirs).text() if method != "learned" else ""
-            score = statistic(list(theirs.values())).text()
-            lines.append((f"{keep}", method, f"{len(found)}", f"{parts:.0f} %", score, over))
-    ours = means_over_keeps(runs, network, "learned")
-    for method in METHODS:
-        theirs = means_over_keeps(runs, network, method)
-        over = difference_by_seed(ours, theirs).text() if method != "learned" else ""
-        score = statistic(list(theirs.values())).text() if theirs else ""
-        lines.append(("mean of all", method, f"{len(theirs)}", "", score, over))
-    full = statistic([r["test"] for r in runs if (r["network"], r["method"]) == (network, "full")]).text()
+    for keep in (*KEEPS, None):
+        scores = {method: mean_scores(runs, network, method, keep) for method in METHODS}
+        for method, theirs in scores.items():
+            if theirs:
+                over = "" if method == "learned" else difference_by_seed(scores["learned"], theirs).text()
+                found = [] if keep is None else runs_of(runs, network, method, keep)
+                left = f"{100 * fmean(r['part'] for r in found):.0f} %" if found else ""
+                name = "mean of all" if keep is None else f"{keep}"
+                lines.append((name, method, f"{len(theirs)}", left, statistic(list(theirs.values())).text(), over))
+    full = statistic(list(scores_of(runs, network, "full", 1.0).values())).text()
     head = ("keep", "blocks chosen", "n", "parameters left", "test accuracy, %", "learned is better by (95 % interval)")
     notes = (f"The trained network, with all its blocks and before fine-tuning: {full} %.",)
     return Table(f"{network}, 12 blocks", head, tuple(lines), notes)
 
 
-def means_over_keeps(runs: Runs, network: str, method: str) -> dict[int, float]:
-    """The mean test accuracy over all budgets, by seed."""
-    by_keep = [scores_of(runs, network, method, keep) for keep in KEEPS]
+def mean_scores(runs: Runs, network: str, method: str, keep: float | None) -> dict[int, float]:
+    """Test accuracies by seed; without `keep`, the means over all budgets."""
+    by_keep = [scores_of(runs, network, method, each) for each in (KEEPS if keep is None else (keep,))]
     seeds = set.intersection(*map(set, by_keep))
     return {seed: fmean(scores[seed] for scores in by_keep) for seed in sorted(seeds)}
+
+
+def draw(runs: Runs, place: Path) -> None:
+    """Mean test accuracy against the part of the parameters that is left, a line per way to choose blocks."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    for axes, network in zip(figure.subplots(1, len(NETWORKS)), NETWORKS, strict=True):
+        for method in METHODS:
+            rows = [runs_of(runs, network, method, keep) for keep in KEEPS]
+            parts = [100 * fmean(r["part"] for r in row) for row in rows]
+            scores = [statistic([r["test"] for r in row]) for row in rows]
+            bars = [score.deviation or 0.0 for score in scores]
+            width = 2.5 if method == "learned" else 1.2
+            axes.errorbar(parts, [score.mean for score in scores], bars, label=method, marker="o", lw=width, capsize=3)
+        axes.set(title=network, xlabel="parameters left, %", ylabel="test accuracy, %")
+    axes.legend()
+    figure.savefig(place, dpi=110)
 
 
 def read_runs(folder: Path) -> Runs:
@@ -373,6 +322,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--keep", type=float, nargs="+", default=KEEPS)
     parser.add_argument("--collect", action="store_true", help=f"run nothing; write what there is to {RESULTS.name}")
+    parser.add_argument("--figure", type=Path, help=f"run nothing; draw {RESULTS.name} to this place")
     parser.add_argument("--show", action="store_true", help=f"run nothing; print the tables of {RESULTS.name}")
     args = parser.parse_args(argv)
     if args.collect:
@@ -381,7 +331,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.show:
         runs = json.loads(RESULTS.read_text())
         print("\n".join(table(runs, network).markdown() for network in NETWORKS))
-    if not (args.collect or args.show):
+    if args.figure:
+        draw(json.loads(RESULTS.read_text()), args.figure)
+    if not (args.collect or args.show or args.figure):
         torch.set_num_threads(1)
         args.folder.mkdir(parents=True, exist_ok=True)
         data = read_data(args.data)
