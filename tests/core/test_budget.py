@@ -307,6 +307,11 @@ def test_parameters_that_modules_share_are_not_counted():
         (chain, {"keep": 0.8, "costs": [-1] * 6}, "costs has -1.0; each must be a finite number of 0 or more"),
         (chain, {"keep": 0.8, "costs": 3}, "costs is 3; it must be a list with one number per module"),
         (lambda: mc.MaskedStack([nn.Tanh()] * 3, 1), {"keep": 0.8}, "no module has parameters of its own"),
+        (
+            lambda: mc.MaskedStack([nn.LazyLinear(4) for _ in range(3)], 1),
+            {"keep": 0.8},
+            "run a batch before mc.attach",
+        ),
     ],
 )
 def test_a_budget_that_cannot_be_met_is_one_sentence(make, options, message):

@@ -29,6 +29,7 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from maskconnect.core.wiring import Layout, Sources
 from maskconnect.errors import ConfigError
@@ -87,9 +88,8 @@ class Budget:
         use: list[Tensor] = []
         read_M, unread_M = torch.zeros_like(self.cost_M), torch.ones_like(self.cost_M)
         for j in reversed(range(len(self.cost_M))):
-            use.append(
-                read_M.new_ones(()) if j in self.layout.outputs else read_M[j] if self.alone else 1 - unread_M[j]
-            )
+            inner = read_M[j] if self.alone else 1 - unread_M[j]
+            use.append(torch.ones_like(inner) if j in self.layout.outputs else inner)
             part_M = share_MM[j] * use[-1]
             read_M, unread_M = read_M + part_M, unread_M * (1 - part_M)
         return torch.stack(use[::-1])
@@ -99,7 +99,7 @@ class Budget:
         return self.used(share_MM) @ self.cost_M
 
     def worth(self, share_MM: Tensor, grad_MM: Tensor) -> Tensor:
-        """The squared gradient of the loss by the use of each module, with a mean of 1 over those that may go."""
+        """The squared gradient of the loss by a part less of each module, with a mean of 1 over those that may go."""
         instead_MM = (share_MM / self.fan_in_M1) @ grad_MM.T  # what reader j would feel of the sources of k, at (k, j)
         slope_M = (share_MM * (grad_MM - instead_MM.T)).sum(dim=0)
         worth_M = slope_M.square() * self.removable_M
@@ -163,6 +163,8 @@ def budget_of(
 def parameters_of(modules: Sequence[nn.Module]) -> tuple[float, ...]:
     """The number of parameters of each module; those that several share are not counted, because they would stay."""
     uses = Counter(p for module in modules for p in set(module.parameters()))
+    if any(is_lazy(p) for p in uses):
+        raise ConfigError("keep is below 1, but lazy modules have no parameters yet; run a batch before mc.attach.")
     return tuple(float(sum(p.numel() for p in set(m.parameters()) if uses[p] == 1)) for m in modules)
 
 
