@@ -59,6 +59,8 @@ RESNET, RESNEXT = "paper/cifar100-resnet38-learned", "paper/cifar10-resnext20-4-
             "learning={way = 'blend', uniform_floor = 1.0}",
             "learning.uniform_floor is 1.0; it must be at least 0 and below 1.",
         ),
+        ("learning.keep=0.5", "learning.keep is 0.5; learning.way='draw' has no such field"),
+        ("learning={way = 'blend', keep = 0.0}", "learning.keep is 0.0; it must be above 0 and at most 1."),
         ("learning.gradient=flat", "learning.gradient is 'flat'; it must be one of plain, direction, none."),
         ("learning.credit=fooo", "learning.credit is 'fooo'; it must be one of whole, new."),
         ("phase.learn.blend=true", 'phase.learn.blend is now learning.way (way = "blend")'),
@@ -178,3 +180,8 @@ SIDES = (
 def test_every_count_has_an_upper_limit(field):
     with pytest.raises(mc.ConfigError, match="and surely not meant"):
         load("quick/digits", [f"{field}={10**19}"])
+
+
+def test_a_budget_of_a_recipe_is_that_of_its_blend():
+    assert load("quick/cifar10-strong", ["learning.keep=0.75"]).learning.how(9).keep == 0.75
+    assert load("quick/cifar10-strong").learning.how(9).keep == 1

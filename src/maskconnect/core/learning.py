@@ -9,14 +9,18 @@ K fan-in.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from maskconnect.errors import ConfigError, integer, number, unknown_name
+from maskconnect.core.budget import Budget, budget_of, check_costs, parameters_of
+from maskconnect.core.wiring import Layout
+from maskconnect.errors import ConfigError, integer, number, shown, unknown_name
 
 if TYPE_CHECKING:
     from maskconnect.core.masks import BinaryMasks, ConnectivityMasks
@@ -63,6 +67,14 @@ class Learning(ABC):
     @abstractmethod
     def read(self, masks: ConnectivityMasks, real_TS: Tensor) -> BinaryMasks:
         """Step 1 of Algorithm 1: what the next forward pass reads, from the normalised real masks."""
+
+    def priced(self, modules: Sequence[nn.Module], layout: Layout) -> Learning:
+        """The same for a stack of these modules; with a budget, what each of them costs."""
+        return self
+
+    def budget(self, masks: ConnectivityMasks) -> Budget | None:
+        """What the used modules may cost; None where they may cost anything."""
+        return None
 
     def has_ended(self, steps: int) -> bool:
         """Whether masks learned for all `steps`, in the last of which the top-K was read; without `steps`, always."""
@@ -128,12 +140,17 @@ class Blend(Learning):
         steps: the number of optimizer steps that masks learn for. Freeze after them.
         uniform_floor: this part of each mask is spread evenly over its candidates, so that no source stays untrained.
             By default 0.1, or 0 where `mask_init` favours some sources.
+        keep: the part of all parameters that the modules which reach the output may hold when learning ends; 1 lets
+            masks choose freely. Learn from a trained network, as `mc.rewire` makes it (see `core/budget.py`).
+        costs: with `keep`, one number per module to count in the place of its parameters, such as multiply-adds.
         gradient: "direction" (default) or "plain"; see `Learning`.
         credit: "whole" (default) or "new"; see `Learning`.
     """
 
     steps: int = field()
     uniform_floor: float | None = None
+    keep: float = 1.0
+    costs: tuple[float, ...] | None = None
     gradient: str = "direction"
 
     def __post_init__(self) -> None:
@@ -144,6 +161,11 @@ class Blend(Learning):
                 raise ConfigError(f"uniform_floor is {self.uniform_floor}; it must be at least 0 and below 1.")
         if self.gradient == "none":
             raise ConfigError("gradient is 'none', a control that draws from uniform masks; it cannot blend them.")
+        object.__setattr__(self, "keep", number("keep", self.keep))
+        if not 0 < self.keep <= 1:
+            raise ConfigError(f"keep is {self.keep}; it must be above 0 and at most 1.")
+        if self.costs is not None:
+            object.__setattr__(self, "costs", _checked_costs(self.costs))
 
     def temperature_after(self, steps: int) -> float:
         """From 1 down to 0 in a straight line."""
@@ -151,14 +173,39 @@ class Blend(Learning):
 
     def read(self, masks: ConnectivityMasks, real_TS: Tensor) -> BinaryMasks:
         """All candidates, each in part."""
-        temperature = self.temperature_after(masks.steps_taken)
-        if not temperature:
+        if not self.temperature_after(masks.steps_taken):
             return masks.top()
+        top_TS = masks.top(within_budget=False).mask_TS
+        return masks.blended(self.shares(masks, masks.swapped_to(top_TS, real_TS)), top_TS)
+
+    def shares(self, masks: ConnectivityMasks, real_TS: Tensor) -> Tensor:
+        """What a pass reads of each candidate while the temperature is above 0."""
+        temperature = self.temperature_after(masks.steps_taken)
+        budget = self.budget(masks)
+        if budget is not None and budget.alone:
+            share_TS = shares(real_TS, masks.candidate_TS, masks.fan_in_T, temperature=1.0)
+            most = budget.most_after(masks.steps_taken / self.steps)
+            share_TS = budget.rows_like(budget.sharpened(budget.matrix(share_TS), temperature, most), share_TS)
+            normalize_(share_TS, masks.candidate_TS)
+            return share_TS
         floor = default_floor(masks.decay) if self.uniform_floor is None else self.uniform_floor
-        top_TS = masks.top().mask_TS
-        real_TS = masks.swapped_to(top_TS, real_TS)
-        share_TS = shares(real_TS, masks.candidate_TS, masks.fan_in_T, temperature=temperature, uniform_floor=floor)
-        return masks.blended(share_TS, top_TS)
+        return shares(real_TS, masks.candidate_TS, masks.fan_in_T, temperature=temperature, uniform_floor=floor)
+
+    def priced(self, modules: Sequence[nn.Module], layout: Layout) -> Blend:
+        """With a budget: the same with the parameters of each module as costs, unless costs are given."""
+        if self.keep == 1:
+            return self
+        if layout.all_out:
+            raise ConfigError("keep is below 1, but the output of aggregation='stream' reads every module.")
+        costs = parameters_of(modules) if self.costs is None else self.costs
+        check_costs(costs, len(modules))
+        return replace(self, costs=costs)
+
+    def budget(self, masks: ConnectivityMasks) -> Budget | None:
+        """What the used modules may cost; None without a budget."""
+        if self.keep == 1 or self.costs is None:
+            return None
+        return budget_of(masks.layout, masks.candidates, tuple(masks.fan_in_T.tolist()), self.costs, self.keep)
 
 
 def default_floor(decay: float) -> float:
@@ -248,3 +295,12 @@ def _checked_steps(steps: Any) -> int:
             f"steps is {steps}; it must be the number of optimizer steps that masks learn for, 1 or more."
         )
     return integer("steps", steps)
+
+
+def _checked_costs(costs: Any) -> tuple[float, ...]:
+    if not isinstance(costs, Sequence) or isinstance(costs, str):
+        raise ConfigError(f"costs is {shown(costs)}; it must be a list with one number per module.")
+    found = tuple(number("a cost", cost) for cost in costs)
+    if not all(0 <= cost < math.inf for cost in found):
+        raise ConfigError(f"costs has {min(found)}; each must be a finite number of 0 or more.")
+    return found

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from maskconnect.core.aggregate import straight_through
+from maskconnect.core.budget import ROUNDING, Budget
+from maskconnect.core.fit import fit, smallest_cost
 from maskconnect.core.learning import Draw, Learning, from_plain, largest, normalize_, to_plain
 from maskconnect.core.residual import version_of
 from maskconnect.core.wiring import Layout, Sources, cover, random_wiring, reaching_output
@@ -82,6 +84,7 @@ class ConnectivityMasks(nn.Module):
         self.attached = False  # whether `mc.attach` has chosen `how`; then a loaded state does not
         self._fixed: BinaryMasks | None = None
         self._seen: tuple[int, int] | None = None
+        self._fitted: tuple[Tensor, BinaryMasks] | None = None  # the top-K within a budget, and of which real masks
 
         dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
         self.real = nn.Parameter(torch.zeros_like(self.candidate_TS, dtype=dtype), requires_grad=self.learned)
@@ -138,6 +141,20 @@ class ConnectivityMasks(nn.Module):
         """How many optimizer steps masks have learned for; 0 on the meta device."""
         return 0 if self.progress.is_meta else int(self.progress)
 
+    def check_budget(self, how: Learning) -> None:
+        """A budget must be possible in this stack."""
+        budget = how.budget(self)
+        if budget is None:
+            return
+        if self.use_all:
+            raise ConfigError(f"keep is {budget.keep}, but use_all=True has every module read; choose one of the two.")
+        least = smallest_cost(budget, self._preferred_first_TS)
+        if least > budget.keep + ROUNDING:
+            raise ConfigError(
+                f"keep is {budget.keep}; the smallest possible here is {math.ceil(least * 1000) / 1000:g}, because the "
+                "first and the last modules stay, and every module that stays needs its fan-in of sources."
+            )
+
     def learn_by(self, how: Learning) -> None:
         """Learn in this way from now on: from its beginning, unless masks learn in just this way already."""
         if self.how != how:
@@ -147,7 +164,7 @@ class ConnectivityMasks(nn.Module):
                     "step. To go on as before, attach the same.",
                     stacklevel=3,
                 )
-            self.how = how
+            self.how, self._fitted = how, None
             self.progress = torch.zeros_like(self.progress)
         self.attached = True
 
@@ -162,10 +179,24 @@ class ConnectivityMasks(nn.Module):
         return masks
 
     @torch.no_grad()
-    def top(self) -> BinaryMasks:
-        """The top-K of every real mask; of equal entries the preferred one (D13)."""
+    def top(self, *, within_budget: bool = True) -> BinaryMasks:
+        """The top-K of every real mask; of equal entries the preferred one (D13); the best ones within a budget."""
         real_TS = self._on_host().masked_fill_(~self.candidate_TS, -torch.inf)
-        return self.best(real_TS, self.preferred_top(real_TS))
+        budget = self.how.budget(self) if within_budget else None
+        score_TS = real_TS if budget is None or not budget.alone else self._sharpest(real_TS, budget)
+        found = self.best(score_TS, self.preferred_top(score_TS))
+        if budget is None or _cost(found, budget) <= budget.keep + ROUNDING:
+            return found
+        if self._fitted is None or not torch.equal(self._fitted[0], real_TS):
+            self._fitted = real_TS, self._meaning(fit(real_TS, budget, self._preferred_first_TS, budget.keep).mask_TS)
+        return self._fitted[1]
+
+    def _sharpest(self, real_TS: Tensor, budget: Budget) -> Tensor:
+        """The real masks with the modules that the budget allows as a whole, and no others."""
+        real_TS = real_TS.double().masked_fill_(~self.candidate_TS, 0)
+        normalize_(real_TS, self.candidate_TS)
+        sharp_MM = budget.sharpened(budget.matrix(real_TS), 0.0, budget.keep)
+        return budget.rows_like(sharp_MM, real_TS).masked_fill_(~self.candidate_TS, -torch.inf)
 
     def first(self) -> BinaryMasks:
         """The top-K at the start: of masks that learn, the preferred sources."""
@@ -317,6 +348,7 @@ class ConnectivityMasks(nn.Module):
             how = from_plain(parse_json(text)) if text else self.how  # version 0.1 saved the generator only
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError, ConfigError) as error:
             raise CheckpointError(f"the saved state of the masks is damaged: {error}") from None
+        self._fitted = None
         if not self.attached:
             self.how = how
         elif how != self.how and not self.frozen and self.steps_taken:
@@ -361,6 +393,11 @@ def read_masks(
     readers = tuple(count[k] for k in range(len(sources)))
     counts = tuple(map(len, sources)) if fan_in is None else (*[0] * layout.targets.start, *fan_in)
     return BinaryMasks(mask_TS, sources, counts, alive, readers, top_TS)
+
+
+def _cost(masks: BinaryMasks, budget: Budget) -> float:
+    """The part of all costs that the modules have which reach the output."""
+    return float(torch.tensor(masks.alive, dtype=torch.float64, device="cpu") @ budget.cost_M)
 
 
 def write_mask(sources: Sources, layout: Layout, candidates: Sources) -> Tensor:

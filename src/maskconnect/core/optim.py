@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
@@ -15,6 +15,7 @@ from maskconnect.core.learning import Draw, Learning, check_credit
 from maskconnect.core.lookup import masks_of, some_stacks_of
 from maskconnect.core.masks import ConnectivityMasks
 from maskconnect.core.rates import GIVEN, is_empty_step, mask_rate, warn_of_one_rate
+from maskconnect.core.removal import hold_budget_, only_removes, worth_of_modules
 from maskconnect.errors import ConfigError, number, shown
 
 _updates: WeakKeyDictionary[ConnectivityMasks, ReferenceType[MaskUpdate]] = WeakKeyDictionary()
@@ -57,7 +58,7 @@ def attach(
         optimizer: made with `mc.param_groups(model, ...)`.
         model: a model with at least one `MaskedStack`.
         how: `mc.Draw()`, the default, is Algorithm 1 as published; `mc.Blend(steps=N)` reads all candidates in part and
-            becomes the top-K after N steps.
+            becomes the top-K after N steps; `mc.Blend(steps=N, keep=0.6)` also learns which modules to leave out.
         mask_lr: the learning rate of the masks, where the optimizer was not made with `mc.param_groups`, but by a
             trainer that puts all parameters into its groups. It follows the schedule of the group that holds the masks.
     """
@@ -69,8 +70,11 @@ def attach(
     if not isinstance(optimizer, Optimizer):
         raise ConfigError(f"optimizer is a {type(optimizer).__name__}; call mc.attach(optimizer, model).")
     stacks = [stack for stack in some_stacks_of(model).values() if not stack.masks.is_frozen]
+    priced: dict[ConnectivityMasks, Learning] = {}
     for stack in stacks:
         check_credit(how.credit, stack.aggregation)
+        priced[stack.masks] = how.priced(stack.flat(), stack.layout)
+        stack.masks.check_budget(priced[stack.masks])
     masks = [stack.masks for stack in stacks]
     if masks and isinstance(optimizer, torch.optim.LBFGS):
         raise ConfigError(
@@ -86,7 +90,7 @@ def attach(
     held = _groups_by_parameter(optimizer)
     kept = [m for m in masks_of(model) if id(m.real) in held]  # frozen ones too, so that no optimizer moves them
     for m in kept:
-        m.learn_by(how)
+        m.learn_by(priced.get(m, how))
         if m in _updates and (before := _updates[m]()) is not None:
             before.drop(m)
     if kept:
@@ -101,12 +105,20 @@ def advance(model: nn.Module) -> None:
             m.progress += 1
 
 
+class Noted(NamedTuple):
+    """What was before a step."""
+
+    real: Tensor
+    grad: Tensor | None  # in the form that updates the real masks
+    worth_M: Tensor | None  # of every module, if there is a budget
+
+
 class MaskUpdate:
     """The hooks of one optimizer that update masks."""
 
     def __init__(self, optimizer: Optimizer, masks: list[ConnectivityMasks], mask_lr: float | None = None) -> None:
         self.masks, self.mask_lr, self.steps = masks, mask_lr, 0
-        self.noted: dict[int, tuple[Tensor, Tensor | None]] = {}  # real masks and gradients before the step
+        self.noted: dict[int, Noted] = {}
         self.handles: list[RemovableHandle] = [
             optimizer.register_step_pre_hook(self.prepare),
             optimizer.register_step_post_hook(self.update),
@@ -140,23 +152,29 @@ class MaskUpdate:
         """Remember the real masks, and their gradient in the form that updates them."""
         scale = getattr(optimizer, "grad_scale", None)  # of a GradScaler, which a fused optimizer divides by itself
         for m in self.masks:
-            grad = m.real.grad
-            if grad is not None:
-                grad = m.how.descent(grad if scale is None else grad / scale, m.candidate_TS).clone()
-            self.noted[id(m)] = m.real.detach().clone(), grad
+            grad, worth_M = m.real.grad, None
+            if grad is not None and not m.is_frozen:
+                grad = grad if scale is None else grad / scale
+                worth_M = worth_of_modules(m, grad)
+                grad = None if only_removes(m) else m.how.descent(grad, m.candidate_TS).clone()
+            self.noted[id(m)] = Noted(m.real.detach().clone(), grad, worth_M)
 
     @torch.no_grad()
     def update(self, optimizer: Optimizer, *_: Any) -> None:
-        """After the step: m~ <- clip(m~ - lr * dl/dm, 0, 1), and one step of progress; frozen masks stay."""
+        """After the step: m~ <- clip(m~ - lr * dl/dm, 0, 1), within the budget if there is one; frozen masks stay."""
         self.steps += 1
+        found_inf = getattr(optimizer, "found_inf", None)
+        skipped = found_inf is not None and bool(found_inf.item())  # as a GradScaler tells a fused optimizer
         for m, group in zip(self.masks, groups_of(optimizer, self.masks), strict=True):
-            before, grad = self.noted.pop(id(m), (m.real, None))
-            m.real.copy_(before)
+            before = self.noted.pop(id(m), Noted(m.real, None, None))
+            m.real.copy_(before.real)
             rate = mask_rate(optimizer, group, self.mask_lr)
             if not m.is_frozen and not is_empty_step(m.real, rate):
-                _descend_(m.real, grad, group, optimizer, rate)
-                m.clip_()
+                if skipped:
+                    before = Noted(before.real, None, None)
+                _descend_(m, before, group, rate)
                 m.progress += 1
+                hold_budget_(m, before.worth_M, rate)
                 if self.steps == 2 and self.mask_lr is None:  # in the first, every schedule may have the same rates
                     warn_of_one_rate(optimizer, group)
 
@@ -177,9 +195,8 @@ def _groups_by_parameter(optimizer: Optimizer) -> dict[int, dict[str, Any]]:
     return {id(p): group for group in optimizer.param_groups for p in group["params"]}
 
 
-def _descend_(real: Tensor, grad: Tensor | None, group: dict[str, Any], optimizer: Optimizer, rate: float) -> None:
-    """m~ <- m~ - lr * dl/dm, in place, unless a GradScaler told a fused optimizer to skip this step."""
-    found_inf = getattr(optimizer, "found_inf", None)
-    if grad is None or (found_inf is not None and found_inf.item()):
-        return
-    real.add_(grad, alpha=rate if group.get("maximize") else -rate)
+def _descend_(masks: ConnectivityMasks, before: Noted, group: dict[str, Any], rate: float) -> None:
+    """m~ <- clip(m~ - lr * dl/dm, 0, 1), in place."""
+    if before.grad is not None:
+        masks.real.add_(before.grad, alpha=rate if group.get("maximize") else -rate)
+    masks.clip_()
