@@ -296,7 +296,7 @@ def draw(runs: Runs, place: Path) -> None:
             width = 2.5 if method == "learned" else 1.2
             axes.errorbar(parts, [score.mean for score in scores], bars, label=method, marker="o", lw=width, capsize=3)
         axes.set(title=network, xlabel="parameters left, %", ylabel="test accuracy, %")
-    axes.legend()
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
     figure.savefig(place, dpi=110)
 
 
