@@ -1,8 +1,6 @@
 """Make a trained ViT half as large: learn which blocks to skip, fine-tune, and remove the others.
 
-The model knows nothing of maskconnect; one of timm or transformers could take its place.
-
-    python examples/smaller.py
+python examples/smaller.py
 """
 
 import time
@@ -14,18 +12,17 @@ from torch.nn import functional as F
 
 import maskconnect as mc
 
-DIGITS = load_digits()
-X, Y = torch.tensor(DIGITS.images / 16).float()[:, None], torch.tensor(DIGITS.target)
+X, Y = map(torch.tensor, load_digits(return_X_y=True))
+X = X.float().reshape(-1, 1, 8, 8) / 16
 
 
 class ViT(nn.Module):
     def __init__(self, depth=12, width=32):
         super().__init__()
         self.patch, self.place = nn.Conv2d(1, width, 2, 2), nn.Parameter(torch.randn(1, 16, width) / 50)
-        blocks = [
-            nn.TransformerEncoderLayer(width, 4, 64, 0.0, batch_first=True, norm_first=True) for _ in range(depth)
-        ]
-        self.blocks, self.head = nn.ModuleList(blocks), nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 10))
+        layer = {"dropout": 0.0, "batch_first": True, "norm_first": True}
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(width, 4, 64, **layer) for _ in range(depth))
+        self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 10))
 
     def forward(self, x):
         x = self.patch(x).flatten(2).mT + self.place
@@ -35,8 +32,7 @@ class ViT(nn.Module):
 
 
 def train(model, optimizer, steps):
-    for _ in range(steps):
-        batch = torch.randint(0, 1400, (64,))
+    for batch in torch.randint(0, 1400, (steps, 64)):
         F.cross_entropy(model.train()(X[batch]), Y[batch]).backward(), optimizer.step(), optimizer.zero_grad()
 
 
