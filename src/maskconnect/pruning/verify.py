@@ -28,7 +28,7 @@ def check(model: nn.Module, pruned: nn.Module, args: Any, kwargs: Mapping[str, A
             if seed == 0:
                 raise
             continue  # not every model takes any numbers
-        apart, allowed = _apart(expected, output_of(pruned, *given[0], **given[1])), tolerance(expected, exact=exact)
+        apart, allowed = apart_of(expected, output_of(pruned, *given[0], **given[1])), tolerance(expected, exact=exact)
         if apart > allowed:
             what = "on a random input " if seed else ""
             raise ConnectivityError(
@@ -56,7 +56,7 @@ def _random_like(given: Any, seed: int) -> Any:
 
 def difference(model: nn.Module, pruned: nn.Module, x: Any, *args: Any, **kwargs: Any) -> float:
     """The largest difference of the outputs of two models in eval mode, relative to the largest output of the first."""
-    return _apart(output_of(model, x, *args, **kwargs), output_of(pruned, x, *args, **kwargs))
+    return apart_of(output_of(model, x, *args, **kwargs), output_of(pruned, x, *args, **kwargs))
 
 
 @torch.no_grad()
@@ -74,7 +74,7 @@ def output_of(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
             part.training = mode
 
 
-def _apart(expected: Any, found: Any) -> float:
+def apart_of(expected: Any, found: Any) -> float:
     """The largest difference between the tensors of two outputs, relative to the largest entry of the expected one."""
     tensors = [[leaf for leaf in tree_leaves(y) if isinstance(leaf, Tensor)] for y in (expected, found)]
     if not tensors[0]:

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import secrets
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from maskconnect.errors import CheckpointError, ConfigError, MaskConnectError
+from maskconnect.pruning.verify import apart_of
+from maskconnect.ship.as_program import only_tensors
+from maskconnect.ship.given_inputs import GivenInputs
 from maskconnect.training.files import TEMPORARY, fsync_folder, write_atomically
 
 ALLOWED = 1e-4
 """How far the outputs of a file may be from the network's, relative to the largest."""
 
-BATCHES = (1, 2, 7)
-"""With how many images a file is tried out."""
-
-Run = Callable[[Tensor], Tensor]
+Run = Callable[..., Any]
 Runner = Callable[[Path], Run]
 """Loads a file, and returns what computes its outputs."""
 
@@ -37,12 +38,12 @@ def checked_place(path: Path | str, *, overwrite: bool) -> Path:
     return place
 
 
-def write_checked(place: Path, content: bytes, network: nn.Module, example: Tensor, runner: Runner) -> float:
+def write_checked(place: Path, content: bytes, network: nn.Module, given: GivenInputs, runner: Runner) -> float:
     """Write the file, if what is read back from it computes what the network does; returns how far they are apart."""
     temporary = place.with_name(f"{TEMPORARY}{secrets.token_hex(8)}{place.suffix}")
     try:
         write_atomically(temporary, content)
-        apart = _apart(network, runner, temporary, example)
+        apart = _apart(network, runner, temporary, given)
         if not apart <= ALLOWED:
             raise MaskConnectError(
                 f"the exported network differs from this one by {apart:.1e} of the largest output, more than "
@@ -60,25 +61,29 @@ def write_checked(place: Path, content: bytes, network: nn.Module, example: Tens
 
 
 @torch.inference_mode()
-def _apart(network: nn.Module, runner: Runner, path: Path, example: Tensor) -> float:
-    """The largest difference of outputs over all batches, relative to the largest output of the network."""
-    batches = [images_like(example, count) for count in BATCHES]
-    expected = torch.cat([network(x) for x in batches])
+def _apart(network: nn.Module, runner: Runner, path: Path, given: GivenInputs) -> float:
+    """The largest difference of outputs on the example and on other sizes, relative to the largest output."""
     try:
         run = runner(path)
-        found = torch.cat([run(x) for x in batches])
     except Exception as error:  # of runtimes, about whatever they cannot do
         raise MaskConnectError(f"what was exported cannot be run: {first_line(error)}.") from error
-    if expected.shape != found.shape:
-        return math.inf
-    largest = float(expected.abs().max())
-    return float((expected - found).abs().max()) / (largest or 1.0)
-
-
-def images_like(example: Tensor, count: int) -> Tensor:
-    """So many images like the example's: noise, the same every time."""
-    shape, generator = (count, *example.shape[1:]), torch.Generator().manual_seed(count)
-    return torch.randn(shape, generator=generator).to(example.dtype)
+    largest = 0.0
+    for number, case in enumerate((given, *given.others())):
+        args, kwargs = case.arguments(case.values)
+        try:
+            expected = only_tensors(network(*args, **kwargs))
+        except Exception:
+            if number == 0:
+                raise
+            continue  # not every network takes any length
+        try:
+            found = case.call(run)
+        except Exception as error:
+            raise MaskConnectError(
+                f"what was exported cannot be run on {case.shapes()}: {first_line(error)}."
+            ) from error
+        largest = max(largest, apart_of(tree_leaves(expected), tree_leaves(found)))
+    return largest
 
 
 def first_line(error: Exception) -> str:

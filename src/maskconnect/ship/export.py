@@ -1,54 +1,76 @@
 """A trained network for programs that know nothing of maskconnect: as ONNX, or as a program of torch.export.
 
-Either file takes batches of any number of images and carries the classes and the preprocessing with it. It is written
-under another name, loaded again and compared with the network; only then does it get its own.
+Either file takes inputs of any length along the axes that have names, and carries the classes and the preprocessing of
+images with it. It is written under another name, loaded again and compared with the network; only then does it get its
+own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import io
 import json
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 
 from maskconnect.core.lookup import masks_of
 from maskconnect.errors import ConfigError, ConnectivityError, MaskConnectError, need
-from maskconnect.pruning.prune import prune
-from maskconnect.ship.checked import Run, Runner, checked_place, first_line, images_like, write_checked
+from maskconnect.pruning.prune import prune_and_compare
+from maskconnect.ship.as_program import named_outputs, program_of
+from maskconnect.ship.checked import Run, Runner, checked_place, first_line, write_checked
+from maskconnect.ship.given_inputs import GivenInputs, given_inputs
 from maskconnect.ship.preprocessing import FIELDS, Preprocessing, from_description
 
 LARGEST = 2_000_000_000
 """How many bytes of weights fit into one ONNX file: its format ends at 2 GiB."""
 
-Make = Callable[[nn.Module, Tensor], bytes]
+Make = Callable[[ExportedProgram, GivenInputs, list[str]], bytes]
+"""The content of a file, from a program, its inputs, and the names of its outputs."""
 
 
 def export_onnx(
     network: nn.Module,
-    example: Tensor,
+    example: Tensor | tuple[Any, ...] | Mapping[str, Any],
     path: Path | str,
     *,
+    dynamic: Mapping[str, Mapping[int, str]] | None = None,
     classes: tuple[str, ...] | None = None,
     preprocessing: Preprocessing | None = None,
     overwrite: bool = False,
 ) -> float:
     """Write a network as an ONNX file, and return how far its outputs are from the network's.
 
-    The input is called "images" and the output "scores". A frozen network is pruned first.
+        export_onnx(resnet, torch.zeros(1, 3, 32, 32), "model.onnx")
+        axes = {0: "batch", 1: "length"}
+        export_onnx(bert, tokenizer("A text.", return_tensors="pt"), "model.onnx",
+                    dynamic={"input_ids": axes, "attention_mask": axes})
+
+    A frozen network is pruned first. One batch of images, N x C x H x W, is called "images", and its output "scores".
+    Other inputs have the keys of the dict, or the names of the network's arguments; their order is that of the example.
+    Outputs have the keys of what the network returns, else they are output_0, output_1 and so on. Caches of language
+    models and other values that are not tensors are left out. Models of transformers export with `attn_implementation`
+    "sdpa", their default, and with "eager".
+
+    The file is tried on the example, and on inputs of other sizes that are made of its values; where a tensor of
+    floating point is the only input, of noise.
 
     Args:
         network: the network, in whatever mode and wherever; it does not change.
-        example: images as the network reads them, N x C x H x W; their values do not matter.
+        example: a tensor, a tuple of arguments, or a dict of arguments by name. What is not a tensor in it
+            (`use_cache=False`) is a constant of the file.
         path: the file.
+        dynamic: names of the axes that may have any length, by input and place; axes of one name have one length.
+            Without it, the first axis of every input is "batch".
         classes: the names of the classes, for the file's metadata.
         preprocessing: how to read pictures, likewise.
         overwrite: whether a file that is there may be replaced.
@@ -57,45 +79,47 @@ def export_onnx(
         need(module, extra="export")
     said = metadata(classes, preprocessing)
 
-    def make(ready: nn.Module, images: Tensor) -> bytes:
-        return _onnx_bytes(ready, images, said)
+    def make(program: ExportedProgram, given: GivenInputs, outputs: list[str]) -> bytes:
+        return _onnx_bytes(program, given, outputs, said)
 
-    return _export(network, example, checked_place(path, overwrite=overwrite), make, _onnx_runner)
+    place = checked_place(path, overwrite=overwrite)
+    return _export(network, given_inputs(network, example, dynamic), place, make, _onnx_runner)
 
 
 def export_pt2(
     network: nn.Module,
-    example: Tensor,
+    example: Tensor | tuple[Any, ...] | Mapping[str, Any],
     path: Path | str,
     *,
+    dynamic: Mapping[str, Mapping[int, str]] | None = None,
     classes: tuple[str, ...] | None = None,
     preprocessing: Preprocessing | None = None,
     overwrite: bool = False,
 ) -> float:
     """Write a network as a program that `torch.export.load` reads; arguments and result as of `export_onnx`.
 
-    Classes and preprocessing are its extra files classes.json and preprocessing.json.
+    The program is called as the example is given: by place, or by name if it is a dict. It returns a tensor, a tuple of
+    tensors, or a plain dict of them. Classes and preprocessing are its extra files classes.json and preprocessing.json.
     """
     extra = {f"{key}.json": value for key, value in metadata(classes, preprocessing).items()}
 
-    def make(ready: nn.Module, images: Tensor) -> bytes:
+    def make(program: ExportedProgram, given: GivenInputs, outputs: list[str]) -> bytes:
         content = io.BytesIO()
-        torch.export.save(
-            torch.export.export(ready, (images,), dynamic_shapes=_any_batch()), content, extra_files=extra
-        )
+        torch.export.save(program, content, extra_files=extra)
         return content.getvalue()
 
-    return _export(network, example, checked_place(path, overwrite=overwrite), make, _pt2_runner)
+    place = checked_place(path, overwrite=overwrite)
+    return _export(network, given_inputs(network, example, dynamic), place, make, _pt2_runner)
 
 
-def ready_to_export(network: nn.Module, example: Tensor) -> nn.Module:
+def ready_to_export(network: nn.Module, given: GivenInputs) -> nn.Module:
     """The network without masks: itself if it has none, else what pruning leaves, with batch norms folded."""
     masks = masks_of(network)
     if not masks:
         return network
     if not all(part.is_frozen for part in masks):
         raise ConnectivityError("this network is still learning its wiring; freeze it first: mc.freeze(model).")
-    return prune(network, example, fold=True)
+    return prune_and_compare(network, *given.arguments(given.values), fold=True, merge=True)[0]
 
 
 def metadata(classes: tuple[str, ...] | None, preprocessing: Preprocessing | None) -> dict[str, str]:
@@ -119,45 +143,52 @@ def _plain(values: Any) -> Any:
     return [_plain(part) for part in values] if np.ndim(values) else float(str(values))
 
 
-def _export(network: nn.Module, example: Tensor, place: Path, make: Make, runner: Runner) -> float:
+def _export(network: nn.Module, given: GivenInputs, place: Path, make: Make, runner: Runner) -> float:
     """Write what `make` makes of the network, if what `runner` runs is the same."""
     original = copy.deepcopy(network).cpu().eval()
-    _check_example(original, example)
-    ready = ready_to_export(original, example.cpu())
+    outputs = _outputs(original, given)
+    ready = ready_to_export(original, given)
     try:
         with _quiet():
-            content = make(ready, images_like(example, 2))
+            content = make(program_of(ready, given), given, outputs)
     except MaskConnectError:
         raise
     except Exception as error:  # of exporters, about whatever they cannot do
         raise MaskConnectError(f"this network cannot be exported: {first_line(error)}.") from error
-    return write_checked(place, content, original, example, runner)
+    return write_checked(place, content, original, given, runner)
 
 
-@torch.inference_mode()
-def _check_example(network: nn.Module, example: Tensor) -> None:
-    """The network must be able to read the example, and must give scores for it."""
-    shape = "x".join(map(str, example.shape))
+@torch.no_grad()
+def _outputs(network: nn.Module, given: GivenInputs) -> list[str]:
+    """The names of the outputs; an error if the network cannot read the example, or returns no tensors."""
+    args, kwargs = given.arguments(given.values)
     try:
-        scores = network(images_like(example, 1))
-    except (RuntimeError, ValueError) as error:
-        raise ConfigError(f"the network cannot read images of {shape}: {first_line(error)}.") from None
-    if not isinstance(scores, Tensor):
-        raise ConfigError(f"the network returns a {type(scores).__name__}; only one that returns a tensor is exported.")
+        y = network(*args, **kwargs)
+    except MaskConnectError:
+        raise
+    except Exception as error:  # of networks, about whatever they cannot read
+        raise ConfigError(f"the network cannot read {given.shapes()}: {first_line(error)}.") from None
+    if given.images and not isinstance(y, Tensor):
+        name = next(iter(inspect.signature(network.forward).parameters), "x")
+        raise ConfigError(
+            f"the network returns a {type(y).__name__}, and one for images returns a tensor of scores; to export all "
+            f'tensors that it returns, pass the images by name: {{"{name}": images}}.'
+        )
+    found = ["scores"] if given.images else list(named_outputs(y))
+    if not found:
+        raise ConfigError(f"the network returns a {type(y).__name__} without tensors; there is nothing to export.")
+    return found
 
 
-def _any_batch() -> tuple[dict[int, Any]]:
-    return ({0: torch.export.Dim("batch", min=1)},)
-
-
-def _onnx_bytes(ready: nn.Module, images: Tensor, said: dict[str, str]) -> bytes:
-    """A network as the content of an ONNX file."""
-    if sum(value.numel() * value.element_size() for value in ready.state_dict().values()) > LARGEST:
+def _onnx_bytes(program: ExportedProgram, given: GivenInputs, outputs: list[str], said: dict[str, str]) -> bytes:
+    """A program as the content of an ONNX file."""
+    if sum(value.numel() * value.element_size() for value in program.state_dict.values()) > LARGEST:
         raise ConfigError("this network is too large for an ONNX file, which ends at 2 GB; export it by --pt2.")
-    names: dict[str, Any] = {"input_names": ["images"], "output_names": ["scores"]}
-    program = torch.onnx.export(ready, (images,), dynamic_shapes=_any_batch(), **names, dynamo=True, verbose=False)
-    assert program is not None
-    model: Any = program.model_proto
+    names: dict[str, Any] = {"input_names": list(given.tensors), "output_names": outputs}
+    axes = {name: dict(given.axes.get(name, {})) for name in given.tensors}
+    made = torch.onnx.export(program, **names, dynamic_shapes=axes, dynamo=True, verbose=False)
+    assert made is not None
+    model: Any = made.model_proto
     _forget_sources(model)
     for key, value in said.items():
         model.metadata_props.add(key=key, value=value)
@@ -171,9 +202,9 @@ def _onnx_runner(path: Path) -> Run:
     options.log_severity_level = 3  # errors only
     session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
-    def run(x: Tensor) -> Tensor:
-        (scores,) = session.run(["scores"], {"images": x.numpy()})
-        return torch.from_numpy(scores)
+    def run(*args: Tensor, **kwargs: Tensor) -> list[Tensor]:
+        named = kwargs or dict(zip((given.name for given in session.get_inputs()), args, strict=True))
+        return [torch.from_numpy(y) for y in session.run(None, {name: x.numpy() for name, x in named.items()})]
 
     return run
 
