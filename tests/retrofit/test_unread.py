@@ -246,6 +246,37 @@ def test_a_block_that_the_model_leaves_out_hands_on_what_the_one_before_did(drop
         model(x)
 
 
+LEFT_OUT = [({4}, {0}), ({2, 3, 4}, {0, 1, 2}), ({3, 4}, {0, 1, 2, 3}), ({1, 2, 3, 4}, {0, 1})]
+
+
+@pytest.mark.parametrize(("before", "dropped"), LEFT_OUT)
+def test_a_pass_that_ended_early_is_not_continued_by_one_that_begins_late(before, dropped):
+    model, x = mc.rewire(LayerDrop(), "blocks", connectivity=[[], [0], [0, 1], [0, 2], [0, 3]]), torch.randn(2, 3, 16)
+    model.dropped = dropped
+    wanted = copy.deepcopy(model)(x)
+    model.dropped = before
+    model(torch.randn(2, 3, 16))
+    model.dropped = dropped
+    torch.testing.assert_close(model(x), wanted)
+
+
+@pytest.mark.parametrize("way", ["list", "two loops"])
+def test_a_loop_over_the_list_in_the_middle_of_a_pass_begins_no_other(way):
+    class Odd(LayerDrop):
+        def forward(self, x):
+            if way == "list":
+                for number in range(5):
+                    x = 2 * list(self.blocks)[number](x)
+            else:
+                for part in (0, 1):
+                    for number, block in enumerate(self.blocks):
+                        x = 2 * block(x) if (number > 2) == part else x
+            return x
+
+    model, x = mc.rewire(Odd(), "blocks", connectivity=[[], [0], [0, 1], [1, 2], [2, 3]]), torch.randn(2, 3, 16)
+    assert torch.equal(model.train()(x), model.eval()(x))
+
+
 class Tuples(nn.Module):
     """A block that takes and returns a tuple."""
 

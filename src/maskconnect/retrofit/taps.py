@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, cast
 
+import torch
 from torch import nn
 
 from maskconnect.errors import ConfigError, ConnectivityError
@@ -122,7 +123,14 @@ class TapList(nn.Module):
         return len(self._taps)
 
     def __iter__(self) -> Iterator[nn.Module]:
-        return iter(self._taps)
+        return iter(self._taps) if torch.compiler.is_compiling() else self._in_turn()
+
+    def _in_turn(self) -> Iterator[nn.Module]:
+        walker, first = self._taps[0]._place
+        if first == 0:
+            walker.passes.looping = True
+        yield from self._taps
+        walker.passes.looping = False  # if none of the blocks ran, the loop was about something else
 
     def __getitem__(self, place: Any) -> Any:
         return self._taps[place]

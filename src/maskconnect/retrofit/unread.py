@@ -30,6 +30,7 @@ class Watch:
 
     form: Form
     used: bool = False
+    changed: bool = False  # whether the model computed something of it for the next block
     over: bool = False  # whether the last block has been reached
     left: bool = False  # whether there was something then that no block was given
     tensors: list[ReferenceType[Watched]] = field(default_factory=list)
@@ -40,7 +41,11 @@ class Watch:
             return type(y)(self.wrap(*pair) for pair in zip(y, form["items"], strict=True))
         if form["kind"] == "dict":
             return {key: self.wrap(y[key], item) for key, item in zip(y, form["items"], strict=True)}
-        return watched(y, (self,)) if isinstance(y, Tensor) and form["kind"] != "argument" else y
+        if not isinstance(y, Tensor) or form["kind"] == "argument":
+            return y
+        found = watched(y, (self,))
+        found.itself = True
+        return found
 
     def end(self) -> None:
         """The last block is reached: whatever is left and was not handed to a block may be for something else."""
@@ -61,6 +66,7 @@ class Watched(Tensor):
 
     watches: tuple[Watch, ...]
     handed: bool  # whether a block was given it
+    itself: bool  # whether it is what a block returned, and not computed from that
 
     @classmethod
     def __torch_function__(
@@ -83,7 +89,7 @@ class Watched(Tensor):
 def watched(y: Tensor, watches: tuple[Watch, ...]) -> Watched:
     """The same tensor, watched."""
     found: Watched = y.as_subclass(Watched)
-    found.watches, found.handed = watches, False
+    found.watches, found.handed, found.itself = watches, False, False
     for watch in watches:
         watch.tensors.append(ref(found))
     return found
@@ -112,6 +118,8 @@ def handed(x: Any) -> Any:
         return x
     with torch._C.DisableTorchFunctionSubclass():
         x.handed = True
+        for watch in x.watches:
+            watch.changed |= not x.itself
         return x.as_subclass(Tensor)
 
 

@@ -21,6 +21,7 @@ from maskconnect.core.replay import backward_pass
 from maskconnect.core.wiring import Layout, reaching_output
 from maskconnect.errors import ConnectivityError
 from maskconnect.retrofit.given import Given
+from maskconnect.retrofit.origin import comes_from
 from maskconnect.retrofit.stand_in import Form, form_of, stand_in
 from maskconnect.retrofit.unread import Watch, can_be_watched
 
@@ -53,6 +54,7 @@ class Walk:
     inputs: Inputs
     outputs: Outputs
     loose: list[ReferenceType[Any] | None] = field(default_factory=list)  # the outputs, once the pass is over
+    last: Any = None  # what the last block returned
 
     def handed(self, x: Any, times: int = 1) -> None:
         """The model handed x to the next block; several times where it left out blocks before (LayerDrop)."""
@@ -71,7 +73,7 @@ class Walk:
     def let_go(self) -> None:
         """The pass is over: outputs live on only if somebody else, such as activation checkpointing, keeps them."""
         self.loose = [ref(y) if isinstance(y, Tensor) else None for y in self.outputs.found]
-        self.outputs = replace(self.outputs, found=[], joined={}, aligned={}, first=None)
+        self.outputs, self.last = replace(self.outputs, found=[], joined={}, aligned={}, first=None), None
         if isinstance(self.outputs, WholeOutputs):
             self.outputs.read = []
 
@@ -95,6 +97,7 @@ class Passes:
         self.first: Any = None  # of a pass that is run again: its input
         self.past: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.watches: dict[int, Watch] = {}
+        self.looping = False  # a loop over the blocks has begun and has not run any
 
     def __reduce__(self) -> tuple[type[Passes], tuple[()]]:
         return Passes, ()  # a copy of a chain has no pass under way
@@ -147,7 +150,7 @@ class Walker:
             for watch in self.passes.watches.values():
                 watch.end()
         walk.block_read(read)
-        y = given.reading(read).call(block)
+        walk.last = y = given.reading(read).call(block)
         if unread and number not in self.forms:
             y = self._watched(number, y, given)
         if last:
@@ -166,7 +169,8 @@ class Walker:
         """Decide which of the outputs that were watched in the last pass nobody used; see `Watch.unused`."""
         for number, watch in self.passes.watches.items():
             if watch.over:  # else the pass ended before its last block
-                self.forms[number] = watch.form if watch.unused(with_output=with_output) else None
+                form = {**watch.form, "changed": True} if watch.changed else watch.form
+                self.forms[number] = form if watch.unused(with_output=with_output) else None
         self.passes.watches = {}
 
     def _watched(self, number: int, y: Any, given: Given) -> Any:
@@ -191,8 +195,21 @@ class Walker:
             outputs: Outputs = WholeOutputs(self.layout, self.align, only_tensors=True, known=None, first=x)
         else:
             outputs = inputs.outputs(x, self.align, None)
-        self.passes.now, self.passes.first = Walk(inputs, outputs), None
+        self.passes.now, self.passes.first, self.passes.looping = Walk(inputs, outputs), None, False
         return self.passes.now
+
+    def _another_begins(self, x: Any) -> bool:
+        """Whether x, for a block that is not the first, is of another pass than the last one (LayerDrop).
+
+        The model goes through the list again, and has not made x of what the last block returned.
+        """
+        walk, looping = self.passes.now, self.passes.looping
+        self.passes.looping = False
+        return looping and (walk is None or not comes_from(x, walk.last))
+
+    def _is_first(self, number: int) -> bool:
+        """Whether no pass is under way; a last block that is run alone is out of turn."""
+        return self.passes.now is None and number < self.layout.targets[-1]
 
     def _follow(self, number: int, x: Any, *, again: bool) -> Walk:
         """The pass that is under way, if block `number` is next."""
@@ -202,7 +219,7 @@ class Walker:
             return walk.again(number)
         if again and self.passes.now is None and self.passes.first is not None:
             self._begin(self.passes.first)  # the whole pass is run again
-        elif self.passes.now is None and self.training and number < self.layout.targets[-1]:
+        elif self.training and ((not again and self._another_begins(x)) or self._is_first(number)):
             self._begin(x).block_read(x)  # the model left out the first block (LayerDrop)
         walk = self.passes.now
         come = None if walk is None else len(walk.outputs.found) + 1
