@@ -30,7 +30,6 @@ class Family:
     inputs: Callable[[], dict[str, Tensor]]
     options: Mapping[str, object] = field(default_factory=dict)  # of mc.rewire
     note: str = ""  # in what it differs from a plain list of blocks
-    exported: bool = True  # whether torch.export is tried; it takes seconds
 
     def model(self) -> nn.Module:
         """A model that computes something: fresh ones of timm have heads and layer scales of zero, or nearly."""
@@ -76,7 +75,18 @@ def bert() -> nn.Module:
 
 
 def gpt2() -> nn.Module:
-    return hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=IDS, bos_token_id=1, eos_token_id=2, n_embd=16, n_layer=6, n_head=2, n_positions=32, use_cache=False))
+    return hf.GPT2LMHeadModel(
+        hf.GPT2Config(
+            vocab_size=IDS,
+            bos_token_id=1,
+            eos_token_id=2,
+            n_embd=16,
+            n_layer=6,
+            n_head=2,
+            n_positions=32,
+            use_cache=False,
+        )
+    )
 
 
 def vit() -> nn.Module:
@@ -154,7 +164,7 @@ def stages(form: str, count: int) -> list[str]:
 
 
 def _of(library: str, *rows: tuple) -> dict[str, Family]:
-    keys = ("name", "build", "path", "inputs", "note", "options", "exported")
+    keys = ("name", "build", "path", "inputs", "note", "options")
     made = [Family(library=library, **dict(zip(keys, row, strict=False))) for row in rows]
     return {family.name: family for family in made}
 
@@ -173,7 +183,7 @@ TRANSFORMERS = _of(
         "Whisper", whisper, "encoder.layers",
         lambda: {"input_features": torch.randn(2, 4, 20), "decoder_input_ids": torch.randint(3, IDS, (2, 4))}, "",
     ),
-    ("Mamba", mamba, "backbone.layers", tokens, "state-space blocks", {}, False),
+    ("Mamba", mamba, "backbone.layers", tokens, "state-space blocks"),
     ("Qwen3", qwen3, "model.layers", tokens, ""),
     ("ModernBERT", modernbert, "model.layers", tokens, "local and global attention alternate"),
     (
@@ -193,7 +203,9 @@ TIMM = _of(
     ),
     (
         "vit_tiny_patch16_224",
-        timm_model("vit_tiny_patch16_224", img_size=16, patch_size=8, depth=6, embed_dim=24, num_heads=2, drop_rate=0.1),
+        timm_model(
+            "vit_tiny_patch16_224", img_size=16, patch_size=8, depth=6, embed_dim=24, num_heads=2, drop_rate=0.1
+        ),
         "blocks", pictures(16), "",
     ),
     ("regnetx_002", timm_model("regnetx_002"), stages("s{}", 5)[1:], pictures(32), "stages with their own forward"),
@@ -203,10 +215,19 @@ TIMM = _of(
         timm_model(
             "swin_tiny_patch4_window7_224", img_size=56, embed_dim=8, num_heads=(1, 2), depths=(2, 4), window_size=7
         ),
-        stages("layers.{}.blocks", 2), pictures(56), "channels last", {"align": "nhwc"},
+        stages("layers.{}.blocks", 2), pictures(56), "one chain over all stages; channels last", {"align": "nhwc"},
     ),
-    ("mixer_s32_224", mixer, "blocks", pictures(16), ""),
+    ("mixer (MlpMixer)", mixer, "blocks", pictures(16), ""),
     ("mobilenetv3_small_100", timm_model("mobilenetv3_small_100"), stages("blocks.{}", 6), pictures(32), ""),
-    ("poolformer_s12", poolformer, stages("stages.{}.blocks", 4), pictures(64), "one chain over all stages"),
+    ("poolformer (MetaFormer)", poolformer, stages("stages.{}.blocks", 4), pictures(64), "one chain over all stages"),
 )  # fmt: skip
 FAMILIES = TRANSFORMERS | TIMM
+HEADER = "| family | library | path | note |\n|---|---|---|---|"
+
+
+def table() -> str:
+    """The table in docs/rewire.md.
+
+    In this folder, `python -c "import torchvision_operators, families; print(families.table())"` prints it.
+    """
+    return "\n".join([HEADER, *(family.row for family in FAMILIES.values())])

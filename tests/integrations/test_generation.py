@@ -83,4 +83,4 @@ def test_a_llama_of_12_layers_without_9_of_them_is_at_least_twice_as_fast():
     with torch.inference_mode():
         variants = {"plain": lambda: plain(input_ids=ids), "pruned": lambda: pruned(input_ids=ids)}
         times = interleaved(variants, rounds=30, seconds=5.0)
-    assert times["plain"].over(times["pruned"]).rounds > 2  # 3.5 on a quiet machine
+    assert times["plain"].over(times["pruned"]).rounds > 2  # 3.8 to 4.1 where this was written

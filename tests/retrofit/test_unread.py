@@ -144,6 +144,20 @@ def test_an_output_that_cannot_be_described_keeps_its_block():
     assert calls(model) == [3] * 6
 
 
+def test_a_block_with_a_forward_hook_runs_while_the_hook_is_there():
+    model, x, seen = rewired("plain"), torch.randn(2, 3, 16), []
+    wanted = [model(x) for _ in range(2)]
+    handle = model.blocks.flat()[3].register_forward_hook(lambda *args: seen.append(args[2]))
+    for _ in range(3):
+        assert torch.equal(model(x), wanted[0])
+    assert len(seen) == 3
+    assert torch.equal(seen[0], seen[2])
+    handle.remove()
+    before = calls(model)
+    model(x)
+    assert [after - count for after, count in zip(calls(model), before, strict=True)] == [1, 0, 1, 0, 1, 1]
+
+
 def test_the_weights_of_blocks_that_do_not_run_get_a_gradient_of_zero():
     model = rewired("plain").train()
     for _ in range(2):
@@ -164,8 +178,8 @@ def test_where_shapes_change_what_is_handed_on_has_the_shape_of_the_output():
     layers = [nn.Conv2d(2, 2, 3, padding=1), nn.Conv2d(2, 4, 3, stride=2, padding=1), nn.Conv2d(4, 4, 1)]
     model = nn.Sequential(nn.Sequential(*layers, nn.Conv2d(4, 4, 1)))
     mc.rewire(model, "0", connectivity=[[], [0], [0], [2]])  # block 2 reads block 0, in the shape of block 1
-    seen = []
-    layers[1].register_forward_hook(lambda *_: seen.append(1))
+    seen, forward = [], layers[1].forward
+    layers[1].forward = lambda x: seen.append(1) or forward(x)
     for side in (8, 8, 5, 6):
         x = torch.randn(2, 2, side, side)
         y = torch.cat([layers[0](x)[:, :, ::2, ::2], torch.zeros(2, 2, -(-side // 2), -(-side // 2))], dim=1)

@@ -50,6 +50,10 @@ class TappedStack(TapList, MaskedStack, Walker):
         """Where each block is registered: in which module, under which name."""
         return [(section, name) for section in self._sections for name in section._block_names]
 
+    def hooked(self) -> list[int]:
+        """The blocks with forward hooks, such as those by which transformers collects hidden states."""
+        return [number for number, block in enumerate(self.flat()) if any(map(_asks, block._forward_hooks.values()))]
+
     def reads_prev(self) -> bool:
         """Whether every block reads the one before it, as the model had it."""
         fixed = self.masks.fixed
@@ -67,3 +71,8 @@ class TappedStack(TapList, MaskedStack, Walker):
         if not any(name in state_dict for name in ours):  # a checkpoint of the model before it was rewired
             state_dict.update({name: own[name] for name in ours})
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _asks(hook: Callable[..., Any]) -> bool:
+    """Whether a forward hook may be there for the output; those of FSDP are for the weights."""
+    return not str(getattr(hook, "__module__", "")).startswith("torch.distributed.")

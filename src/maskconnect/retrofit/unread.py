@@ -34,6 +34,7 @@ class Watch:
     over: bool = False  # whether the last block has been reached
     left: bool = False  # whether there was something then that no block was given
     tensors: list[ReferenceType[Watched]] = field(default_factory=list)
+    plain: list[ReferenceType[Tensor]] = field(default_factory=list)  # as the block returned them, and hooks saw them
 
     def wrap(self, y: Any, form: Form) -> Any:
         """The same output, with tensors that are watched; what the block was given itself is not."""
@@ -43,6 +44,7 @@ class Watch:
             return {key: self.wrap(y[key], item) for key, item in zip(y, form["items"], strict=True)}
         if not isinstance(y, Tensor) or form["kind"] == "argument":
             return y
+        self.plain.append(ref(y))
         found = watched(y, (self,))
         found.itself = True
         return found
@@ -58,7 +60,8 @@ class Watch:
         `with_output` says that what the model returned is still there. Otherwise something of this output may have been
         returned and dropped, so nothing may have been left when the last block was reached.
         """
-        return not self.used and (with_output or not self.left) and all(handle() is None for handle in self.tensors)
+        handles = [*self.tensors, *(self.plain if with_output else ())]
+        return not self.used and (with_output or not self.left) and all(handle() is None for handle in handles)
 
 
 class Watched(Tensor):

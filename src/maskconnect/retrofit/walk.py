@@ -6,7 +6,7 @@ output of block j-1; the block reads the aggregate of the sources that its mask 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import ReferenceType, ref
@@ -159,10 +159,15 @@ class Walker:
             self.passes.now = None
         return y
 
+    def hooked(self) -> Collection[int]:
+        """The blocks whose outputs hooks ask for."""
+        return ()
+
     def needed(self, inputs: Inputs) -> tuple[bool, ...]:
-        """Which blocks run with masks that do not learn: what the output reads, and what the model itself uses."""
+        """Which blocks run with masks that do not learn: what the output reads, and what the model or a hook uses."""
         alive, sources = inputs.masks.alive, inputs.masks.sources
-        used = [k for k, on in enumerate(alive) if not on and self.forms.get(k) is None]
+        hooked = self.hooked()
+        used = [k for k, on in enumerate(alive) if not on and (self.forms.get(k) is None or k in hooked)]
         return reaching_output(sources, (*self.layout.outputs, *used)) if used else alive
 
     def judge(self, *, with_output: bool = False) -> None:
