@@ -9,7 +9,7 @@ from families import FAMILIES
 import maskconnect as mc
 
 TIMM_NAMES = ["vit_tiny_patch16_224", "resnet18", "regnetx_002", "convnext_atto"]
-HF_NAMES = ["LLaMA", "BERT", "T5", "ViT"]
+HF_NAMES = ["LLaMA", "BERT", "T5", "OPT"]
 WAYS = {"default": None, "not reentrant": {"use_reentrant": False}, "reentrant": {"use_reentrant": True}}
 
 
@@ -35,7 +35,8 @@ def gradients(model, inputs, passes=2):
         y = model(**inputs)
         y = y if isinstance(y, torch.Tensor) else y[0]
         y.square().mean().backward()
-        found.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+        named = model.named_parameters()  # reentrant checkpointing gives zeros where there would be no gradient
+        found.append({name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in named})
     return found
 
 
