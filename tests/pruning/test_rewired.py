@@ -116,6 +116,65 @@ def test_several_lists():
     assert torch.equal(slim(other), skipping(other))
 
 
+@pytest.mark.parametrize("wiring", [CHAIN, JOINS])
+def test_what_the_model_computes_after_a_block_that_goes_is_not_put_into_the_chain(wiring, tmp_path):
+    class Between(Model):
+        def __init__(self):
+            super().__init__()
+            self.between = nn.Linear(16, 16)
+
+        def forward(self, ids):
+            x = self.embed(ids)
+            for number, block in enumerate(self.blocks):
+                x = self.between(block(x)) if number in (0, 3) else block(x)
+            return self.head(x)
+
+    model = mc.rewire(Between(), "blocks", connectivity=wiring).eval()
+    slim = mc.prune(model, IDS)
+    assert torch.equal(slim(IDS), model(IDS))
+    mc.save(slim, tmp_path)
+    assert torch.equal(mc.load(tmp_path, into=mc.rewire(Between(), "blocks", connectivity=wiring))(IDS), model(IDS))
+
+
+@pytest.mark.parametrize("wiring", [CHAIN, JOINS])
+def test_the_model_may_ask_a_block_that_is_gone_for_its_attributes(wiring):
+    class Asking(Model):
+        def __init__(self):
+            super().__init__()
+            for number, block in enumerate(self.blocks):
+                block.kind, block.number = "even" if number % 2 == 0 else "odd", number
+
+        def forward(self, ids):
+            x = self.embed(ids)
+            for block in self.blocks:
+                x = block(x) if block.kind == "even" or block.number < 99 else None
+            return self.head(x)
+
+    model = mc.rewire(Asking(), "blocks", connectivity=wiring).eval()
+    assert torch.equal(mc.prune(model, IDS)(IDS), model(IDS))
+
+
+def test_a_block_whose_output_a_hook_hands_to_the_model_stays():
+    asked = []  # the list that hooks append to, if there is one, as in transformers
+
+    class Collecting(Model):
+        def forward(self, ids, collect=False):
+            asked.extend([[]] * collect)
+            y = super().forward(ids)
+            return y, asked.pop() if collect else None
+
+    model = Collecting()
+    for block in model.blocks:
+        block.register_forward_hook(lambda _, __, y: asked[-1].append(y) if asked else None)
+    mc.rewire(model, "blocks", connectivity=CHAIN).eval()
+    model(IDS)
+    assert [len(model(IDS, collect=True)[1]) for _ in range(3)] == [6, 6, 6]
+    assert weights(mc.prune(model, IDS)) < weights(Model())
+    slim = mc.prune(model, IDS, collect=True)
+    assert weights(slim) == weights(Model())
+    assert all(torch.equal(*pair) for pair in zip(slim(IDS, True)[1], model(IDS, True)[1], strict=True))
+
+
 def test_a_model_that_is_itself_a_list():
     model = mc.rewire(nn.Sequential(*(nn.Linear(4, 4) for _ in range(4))), "", connectivity=[[], [0], [0], [2]])
     slim = mc.prune(model, torch.randn(2, 4))

@@ -144,6 +144,20 @@ def test_an_output_that_cannot_be_described_keeps_its_block():
     assert calls(model) == [3] * 6
 
 
+def test_a_block_with_a_forward_hook_runs_while_the_hook_is_there():
+    model, x, seen = rewired("plain"), torch.randn(2, 3, 16), []
+    wanted = [model(x) for _ in range(2)]
+    handle = model.blocks.flat()[3].register_forward_hook(lambda *args: seen.append(args[2]))
+    for _ in range(3):
+        assert torch.equal(model(x), wanted[0])
+    assert len(seen) == 3
+    assert torch.equal(seen[0], seen[2])
+    handle.remove()
+    before = calls(model)
+    model(x)
+    assert [after - count for after, count in zip(calls(model), before, strict=True)] == [1, 0, 1, 0, 1, 1]
+
+
 def test_the_weights_of_blocks_that_do_not_run_get_a_gradient_of_zero():
     model = rewired("plain").train()
     for _ in range(2):
@@ -164,8 +178,8 @@ def test_where_shapes_change_what_is_handed_on_has_the_shape_of_the_output():
     layers = [nn.Conv2d(2, 2, 3, padding=1), nn.Conv2d(2, 4, 3, stride=2, padding=1), nn.Conv2d(4, 4, 1)]
     model = nn.Sequential(nn.Sequential(*layers, nn.Conv2d(4, 4, 1)))
     mc.rewire(model, "0", connectivity=[[], [0], [0], [2]])  # block 2 reads block 0, in the shape of block 1
-    seen = []
-    layers[1].register_forward_hook(lambda *_: seen.append(1))
+    seen, forward = [], layers[1].forward
+    layers[1].forward = lambda x: seen.append(1) or forward(x)
     for side in (8, 8, 5, 6):
         x = torch.randn(2, 2, side, side)
         y = torch.cat([layers[0](x)[:, :, ::2, ::2], torch.zeros(2, 2, -(-side // 2), -(-side // 2))], dim=1)
@@ -216,6 +230,22 @@ def test_checkpointing_around_single_blocks_does_not_keep_activations():
     assert all(handle() is None for handle in alive)
 
 
+@pytest.mark.parametrize("aggregation", ["mean", "residual"])
+def test_outside_of_training_an_output_lives_until_its_last_reader_has_read_it(aggregation):
+    import weakref
+
+    model, outputs, alive = Model().eval(), [], []
+    for block in model.blocks:
+        block.register_forward_hook(lambda *args: outputs.append(weakref.ref(args[2])))
+    model.blocks[5].register_forward_pre_hook(lambda *_: alive.extend(y() is not None for y in outputs))
+    mc.rewire(model, "blocks", connectivity=[[], [0], [0, 1], [1, 2], [0, 3], [3, 4]], aggregation=aggregation)
+    wanted = model(torch.ones(1, 3, 16))
+    alive.clear(), outputs.clear()
+    with torch.no_grad():
+        torch.testing.assert_close(model(torch.ones(1, 3, 16)), wanted)
+    assert alive == [False, False, False, False, True]  # block 5 has read 3 and 4; the model holds 4
+
+
 class LayerDrop(nn.Module):
     def __init__(self):
         super().__init__()
@@ -244,6 +274,37 @@ def test_a_block_that_the_model_leaves_out_hands_on_what_the_one_before_did(drop
     model.eval().dropped = {2}
     with pytest.raises(mc.ConnectivityError, match="out of turn"):
         model(x)
+
+
+LEFT_OUT = [({4}, {0}), ({2, 3, 4}, {0, 1, 2}), ({3, 4}, {0, 1, 2, 3}), ({1, 2, 3, 4}, {0, 1})]
+
+
+@pytest.mark.parametrize(("before", "dropped"), LEFT_OUT)
+def test_a_pass_that_ended_early_is_not_continued_by_one_that_begins_late(before, dropped):
+    model, x = mc.rewire(LayerDrop(), "blocks", connectivity=[[], [0], [0, 1], [0, 2], [0, 3]]), torch.randn(2, 3, 16)
+    model.dropped = dropped
+    wanted = copy.deepcopy(model)(x)
+    model.dropped = before
+    model(torch.randn(2, 3, 16))
+    model.dropped = dropped
+    torch.testing.assert_close(model(x), wanted)
+
+
+@pytest.mark.parametrize("way", ["list", "two loops"])
+def test_a_loop_over_the_list_in_the_middle_of_a_pass_begins_no_other(way):
+    class Odd(LayerDrop):
+        def forward(self, x):
+            if way == "list":
+                for number in range(5):
+                    x = 2 * list(self.blocks)[number](x)
+            else:
+                for part in (0, 1):
+                    for number, block in enumerate(self.blocks):
+                        x = 2 * block(x) if (number > 2) == part else x
+            return x
+
+    model, x = mc.rewire(Odd(), "blocks", connectivity=[[], [0], [0, 1], [1, 2], [2, 3]]), torch.randn(2, 3, 16)
+    assert torch.equal(model.train()(x), model.eval()(x))
 
 
 class Tuples(nn.Module):

@@ -103,6 +103,12 @@ class Outputs:
             aligned.append(self._align(y, shape, k, like, target))
         return aligned[-1]
 
+    def drop_aligned(self, k: int) -> None:
+        """Forget what was made of module k for its readers."""
+        for key in list(self.aligned):
+            if k == (key[0] if isinstance(key, tuple) else key):
+                del self.aligned[key]
+
     def _no_tensor(self, k: int, y: Any) -> ConnectivityError:
         if k == INPUT:
             return ConnectivityError(

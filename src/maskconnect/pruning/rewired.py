@@ -25,19 +25,25 @@ from maskconnect.pruning.graphs import NOTES
 from maskconnect.pruning.verify import output_of
 from maskconnect.retrofit.given import Given
 from maskconnect.retrofit.stack import TappedStack, TapSection
-from maskconnect.retrofit.stand_in import Form, changes_shape, read_form, stand_in
-from maskconnect.retrofit.taps import TapList
-from maskconnect.retrofit.walk import Walker
+from maskconnect.retrofit.stand_in import CONSTANTS, Form, changes, read_form, stand_in
+from maskconnect.retrofit.taps import MODULE, TapList
+from maskconnect.retrofit.walker import Walker
 
 
 class PassThrough(nn.Module):
-    """In the place of a block that is gone: hands on what it is given, in the form of the block's output."""
+    """In the place of a block that is gone: hands on what it is given, in the form of the block's output.
+
+    It keeps the block's plain attributes, such as `attention_type`, which the model's code may read.
+    """
 
     runs_as_it_is = True
 
-    def __init__(self, form: Form) -> None:
+    def __init__(self, form: Form, block: nn.Module) -> None:
         super().__init__()
-        self.form = form
+        for name, value in vars(block).items():
+            if name not in MODULE and isinstance(value, CONSTANTS):
+                setattr(self, name, value)
+        self.form, self.training = form, block.training
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What is handed on."""
@@ -133,12 +139,14 @@ def without_unused(model: nn.Module, notes: Mapping[str, Any]) -> nn.Module:
     for stack in dict.fromkeys(rewired_stacks_of(model).values()):
         made = dict(zip(stack.sections, _lists(stack), strict=True))
         vars(made[stack])[NOTES] = notes
-        for name, part in list(model.named_modules(remove_duplicate=False)):
+        parts = dict(model.named_modules(remove_duplicate=False))
+        for name, part in parts.items():
             if isinstance(part, TapList) and part in made:
                 if name == "":
-                    return made[part]
+                    model = made[part]
+                    break
                 above, _, last = name.rpartition(".")
-                model.get_submodule(above)._modules[last] = made[part]
+                parts[above]._modules[last] = made[part]
     return model
 
 
@@ -150,7 +158,7 @@ def _lists(stack: TappedStack) -> list[nn.Module]:
         for number, (name, block) in enumerate(
             zip(section._block_names, section.blocks_here(), strict=True), start=first
         ):
-            blocks[name] = PassThrough(forms[number]).train(block.training) if number in forms else block
+            blocks[name] = PassThrough(forms[number], block) if number in forms else block
         containers.append(section.container(blocks))
         first += len(blocks)
     if _is_chain(stack, forms):
@@ -166,7 +174,7 @@ def _lists(stack: TappedStack) -> list[nn.Module]:
 
 def _is_chain(stack: TappedStack, forms: Mapping[int, Form]) -> bool:
     """Whether each block that stays reads just the one that stays before it, as the model hands it on."""
-    if stack.aggregation not in ("mean", "sum", "residual") or any(map(changes_shape, forms.values())):
+    if stack.aggregation not in ("mean", "sum", "residual") or any(map(changes, forms.values())):
         return False
     sources = stack.masks.settled().sources
     kept = [number for number in range(len(sources)) if number not in forms]

@@ -67,7 +67,7 @@ def rewire(
             "aggregation is 'stream', which needs blocks that return what they add to a stream; use 'residual', "
             "'mean', 'sum' or 'scaled', or build the model with mc.MaskedStack."
         )
-    before = list(model.named_modules(remove_duplicate=False))
+    before = dict(model.named_modules(remove_duplicate=False))
     stack = TappedStack(
         containers,
         fan_in,
@@ -86,15 +86,11 @@ def rewire(
     if path == "":
         return stack
     for container, section in zip(containers, stack.sections, strict=True):
-        for name, part in before:
+        for name, part in before.items():
             if part is container:  # perhaps under several names
-                _set(model, name, section)
+                above, _, last = name.rpartition(".")
+                before[above]._modules[last] = section
     return model
-
-
-def _set(model: nn.Module, name: str, section: nn.Module) -> None:
-    above, _, last = name.rpartition(".")
-    model.get_submodule(above)._modules[last] = section
 
 
 def _containers(model: nn.Module, path: str | Sequence[str]) -> list[nn.Module]:

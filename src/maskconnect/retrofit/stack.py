@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from maskconnect.core.stack import MaskedStack
 from maskconnect.retrofit.named import KeepsNames
 from maskconnect.retrofit.taps import TapList
-from maskconnect.retrofit.walk import Walker
+from maskconnect.retrofit.walker import Walker
 
 
 class TapSection(TapList):
@@ -48,6 +48,10 @@ class TappedStack(TapList, KeepsNames, Walker):
         """Where each block is registered: in which module, under which name."""
         return [(section, name) for section in self._sections for name in section._block_names]
 
+    def hooked(self) -> list[int]:
+        """The blocks with forward hooks, such as those by which transformers collects hidden states."""
+        return [number for number, block in enumerate(self.flat()) if any(map(_asks, block._forward_hooks.values()))]
+
     def reads_prev(self) -> bool:
         """Whether every block reads the one before it, as the model had it."""
         fixed = self.masks.fixed
@@ -58,3 +62,8 @@ class TappedStack(TapList, KeepsNames, Walker):
         if recurse:
             self.masks._apply(fn)  # the children are taps
         return self
+
+
+def _asks(hook: Callable[..., Any]) -> bool:
+    """Whether a forward hook may be there for the output; those of FSDP are for the weights."""
+    return not str(getattr(hook, "__module__", "")).startswith("torch.distributed.")

@@ -9,6 +9,8 @@ data, which goes to JSON and back:
     {"kind": "argument", "name": "cache"}          an argument of the block (a number is its place)
     {"kind": "value", "value": None}               a constant
     {"kind": "tuple", "items": [...]}              also "list", and "dict" with "keys"
+
+With "changed": true, the model computes something of it before it hands it to the next block.
 """
 
 from __future__ import annotations
@@ -98,12 +100,14 @@ def read_form(found: Any) -> Form:
     key, is_valid = checks[kind]
     if key and not (key in found and is_valid(found[key])):
         raise ValueError(f"{shown(found)} is not the form of an output")
+    changed: Form = {"changed": True} if found.get("changed") is True else {}
     if key != "items":
-        return {name: found[name] for name in ("kind", key) if name}
+        return {name: found[name] for name in ("kind", key) if name} | changed
     keys = found.get("keys", [])
     if kind == "dict" and not (isinstance(keys, list) and len(keys) == len(found["items"])):
         raise ValueError(f"{shown(found)} is not the form of an output")
-    return {"kind": kind, **({"keys": keys} if kind == "dict" else {}), "items": [*map(read_form, found["items"])]}
+    named = {"keys": keys} if kind == "dict" else {}
+    return {"kind": kind, **named, "items": [*map(read_form, found["items"])], **changed}
 
 
 def _is_list(found: Any) -> bool:
@@ -117,9 +121,11 @@ def _is_scale(found: Any) -> bool:
     return _is_list(found) and all(is_ratio(pair) and pair[1] for pair in found)
 
 
-def changes_shape(form: Form) -> bool:
-    """Whether the output is not the input in its place (or has it first)."""
+def changes(form: Form) -> bool:
+    """Whether the next block is given something else than this one was."""
+    if form.get("changed"):
+        return True
     if form["kind"] in ("tuple", "list", "dict"):
         items: Sequence[Form] = form["items"]
-        return not items or changes_shape(items[0])
+        return not items or changes(items[0])
     return bool(form["kind"] != "input")

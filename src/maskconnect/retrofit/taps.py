@@ -10,11 +10,12 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, cast
 
+import torch
 from torch import nn
 
 from maskconnect.errors import ConfigError, ConnectivityError
 from maskconnect.retrofit.given import Given
-from maskconnect.retrofit.walk import Walker
+from maskconnect.retrofit.walker import Walker
 
 MODULE = frozenset(vars(nn.Module()))
 """The attributes that every module has."""
@@ -70,12 +71,12 @@ class TapList(nn.Module):
     def hold_(self, container: nn.Module, walker: Walker, first: int) -> None:
         """Take the place of a container, whose blocks are those of a chain from number `first` on."""
         self._kind, self._block_names = type(container), tuple(container._modules)
-        self._container = {name: value for name, value in vars(container).items() if name != "_modules"}
-        own = [name for name in self._container if name not in MODULE]
+        own = [name for name in vars(container) if name not in MODULE]
+        self._container_holds = own, tuple(container._parameters), tuple(container._buffers)
         for name in (*self._block_names, *container._parameters, *container._buffers, *own):
             if hasattr(self, name):
                 raise ConfigError(f"a block is called {name!r}, a name that the stack needs for itself; rename it.")
-        for name, value in self._container.items():
+        for name, value in vars(container).items():
             if name in ("_parameters", "_buffers"):
                 getattr(self, name).update(value)
             elif name not in MODULE or "hook" in name:
@@ -94,10 +95,10 @@ class TapList(nn.Module):
     def container(self, blocks: Mapping[str, nn.Module]) -> nn.Module:
         """A container as the model had it, with these blocks."""
         made = self._kind.__new__(self._kind)
-        own = {name: vars(self)[name] for name in self._container if name not in ("_parameters", "_buffers")}
-        for name in ("_parameters", "_buffers"):
-            own[name] = {key: vars(self)[name][key] for key in self._container[name]}
-        made.__dict__.update(own, _modules=dict(blocks))
+        own, parameters, buffers = self._container_holds
+        made.__dict__.update({name: vars(self)[name] for name in (*MODULE, *own)}, _modules=dict(blocks))
+        made._parameters = {name: self._parameters[name] for name in parameters}
+        made._buffers = {name: self._buffers[name] for name in buffers}
         return made
 
     def add_module(self, name: str, module: nn.Module | None) -> None:
@@ -122,7 +123,14 @@ class TapList(nn.Module):
         return len(self._taps)
 
     def __iter__(self) -> Iterator[nn.Module]:
-        return iter(self._taps)
+        return iter(self._taps) if torch.compiler.is_compiling() else self._in_turn()
+
+    def _in_turn(self) -> Iterator[nn.Module]:
+        walker, first = self._taps[0]._place
+        if first == 0:
+            walker.passes.looping = True
+        yield from self._taps
+        walker.passes.looping = False  # if none of the blocks ran, the loop was about something else
 
     def __getitem__(self, place: Any) -> Any:
         return self._taps[place]

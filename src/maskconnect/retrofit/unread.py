@@ -30,9 +30,11 @@ class Watch:
 
     form: Form
     used: bool = False
+    changed: bool = False  # whether the model computed something of it for the next block
     over: bool = False  # whether the last block has been reached
     left: bool = False  # whether there was something then that no block was given
     tensors: list[ReferenceType[Watched]] = field(default_factory=list)
+    plain: list[ReferenceType[Tensor]] = field(default_factory=list)  # as the block returned them, and hooks saw them
 
     def wrap(self, y: Any, form: Form) -> Any:
         """The same output, with tensors that are watched; what the block was given itself is not."""
@@ -40,7 +42,12 @@ class Watch:
             return type(y)(self.wrap(*pair) for pair in zip(y, form["items"], strict=True))
         if form["kind"] == "dict":
             return {key: self.wrap(y[key], item) for key, item in zip(y, form["items"], strict=True)}
-        return watched(y, (self,)) if isinstance(y, Tensor) and form["kind"] != "argument" else y
+        if not isinstance(y, Tensor) or form["kind"] == "argument":
+            return y
+        self.plain.append(ref(y))
+        found = watched(y, (self,))
+        found.itself = True
+        return found
 
     def end(self) -> None:
         """The last block is reached: whatever is left and was not handed to a block may be for something else."""
@@ -53,7 +60,8 @@ class Watch:
         `with_output` says that what the model returned is still there. Otherwise something of this output may have been
         returned and dropped, so nothing may have been left when the last block was reached.
         """
-        return not self.used and (with_output or not self.left) and all(handle() is None for handle in self.tensors)
+        handles = [*self.tensors, *(self.plain if with_output else ())]
+        return not self.used and (with_output or not self.left) and all(handle() is None for handle in handles)
 
 
 class Watched(Tensor):
@@ -61,6 +69,7 @@ class Watched(Tensor):
 
     watches: tuple[Watch, ...]
     handed: bool  # whether a block was given it
+    itself: bool  # whether it is what a block returned, and not computed from that
 
     @classmethod
     def __torch_function__(
@@ -83,7 +92,7 @@ class Watched(Tensor):
 def watched(y: Tensor, watches: tuple[Watch, ...]) -> Watched:
     """The same tensor, watched."""
     found: Watched = y.as_subclass(Watched)
-    found.watches, found.handed = watches, False
+    found.watches, found.handed, found.itself = watches, False, False
     for watch in watches:
         watch.tensors.append(ref(found))
     return found
@@ -112,6 +121,8 @@ def handed(x: Any) -> Any:
         return x
     with torch._C.DisableTorchFunctionSubclass():
         x.handed = True
+        for watch in x.watches:
+            watch.changed |= not x.itself
         return x.as_subclass(Tensor)
 
 

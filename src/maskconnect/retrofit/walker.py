@@ -1,0 +1,177 @@
+"""Runs the blocks of a chain for a model that calls them one by one, as it does with a plain list of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Size, Tensor, nn
+
+from maskconnect.core.inputs import Inputs
+from maskconnect.core.outputs import Outputs
+from maskconnect.core.replay import backward_pass
+from maskconnect.core.wiring import Layout, reaching_output
+from maskconnect.errors import ConnectivityError
+from maskconnect.retrofit.given import Given
+from maskconnect.retrofit.origin import comes_from
+from maskconnect.retrofit.stand_in import Form, form_of, stand_in
+from maskconnect.retrofit.unread import Watch, can_be_watched
+from maskconnect.retrofit.walk import Passes, Walk, WholeOutputs
+
+
+class Walker:
+    """Runs the blocks of a chain for a model that calls them one by one."""
+
+    layout: Layout
+    aggregation: str | Callable[[Sequence[Any], Tensor], Any]
+    align: Callable[[Tensor, Size], Tensor | None] | None
+    training: bool
+
+    def start_walking(self) -> None:
+        """Make the state of the passes."""
+        self.passes = Passes()
+        self.forms: dict[int, Form | None] = {}  # of blocks that nothing reads; None: the model itself uses the output
+
+    def begin(self) -> Inputs:
+        """Begin a forward pass: draw masks, or take those that hold."""
+        raise NotImplementedError
+
+    def end(self, inputs: Inputs, output: Any, outputs: Outputs | None = None) -> Any:
+        """End a forward pass."""
+        raise NotImplementedError
+
+    def reaching_idle_parameters(self, x: Any, alive: Sequence[bool]) -> Any:
+        """x, through which the parameters of blocks that nothing reads get a gradient of zero."""
+        raise NotImplementedError
+
+    def run(self, number: int, block: nn.Module, given: Given) -> Any:
+        """Run a block on the aggregate of its active sources; `given` has what the model hands to it.
+
+        A compiler compiles the block, and leaves what is before and after it alone. It cannot watch outputs.
+        """
+        walk, reading = self._before(number, given)
+        if reading is None:
+            form = self.forms[number]
+            assert form is not None
+            return stand_in(form, given.main, given.arguments)
+        y = reading.call(block)
+        return y if walk is None else self._after(number, walk, given, y, watching=not torch.compiler.is_compiling())
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _before(self, number: int, given: Given) -> tuple[Walk | None, Given | None]:
+        """The pass, and what the block reads: nothing where it is left out. No pass where nothing follows the block."""
+        x = given.x if callable(self.aggregation) else given.main
+        again = backward_pass() is not None
+        if number == 0 and again:
+            self.passes.now, self.passes.first = None, x  # this block alone, or all: the next one will show
+            return None, given
+        walk = self._begin(x) if number == 0 else self._follow(number, x, again=again)
+        alive = walk.inputs.masks.alive
+        if not walk.inputs.learning and not alive[number] and not self.needed(walk.inputs)[number]:
+            walk.block_read(x)
+            return walk, None
+        read = walk.read(number) if number else x
+        if number == self.layout.targets[-1]:
+            read = self.reaching_idle_parameters(read, alive)
+            for watch in self.passes.watches.values():
+                watch.end()
+        walk.block_read(read)
+        if not walk.inputs.learning and not torch.is_grad_enabled():
+            walk.forget(number)
+        return walk, given.reading(read)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _after(self, number: int, walk: Walk, given: Given, y: Any, *, watching: bool) -> Any:
+        """The output of the block as the model gets it."""
+        inputs, walk.last = walk.inputs, y
+        if watching and not inputs.learning and not inputs.masks.alive[number] and number not in self.forms:
+            y = self._watched(number, y, given)
+        if number == self.layout.targets[-1]:
+            y = self.end(inputs, y, walk.outputs)
+            walk.let_go()
+            self.passes.now = None
+        return y
+
+    def hooked(self) -> Collection[int]:
+        """The blocks whose outputs hooks ask for."""
+        return ()
+
+    def needed(self, inputs: Inputs) -> tuple[bool, ...]:
+        """Which blocks run with masks that do not learn: what the output reads, and what the model or a hook uses."""
+        alive, sources = inputs.masks.alive, inputs.masks.sources
+        hooked = self.hooked()
+        used = [k for k, on in enumerate(alive) if not on and (self.forms.get(k) is None or k in hooked)]
+        return reaching_output(sources, (*self.layout.outputs, *used)) if used else alive
+
+    def judge(self, *, with_output: bool = False) -> None:
+        """Decide which of the outputs that were watched in the last pass nobody used; see `Watch.unused`."""
+        for number, watch in self.passes.watches.items():
+            if watch.over:  # else the pass ended before its last block
+                form = {**watch.form, "changed": True} if watch.changed else watch.form
+                self.forms[number] = form if watch.unused(with_output=with_output) else None
+        self.passes.watches = {}
+
+    def _watched(self, number: int, y: Any, given: Given) -> Any:
+        """y, the output of a block that nothing reads, such that it is seen whether the model uses it."""
+        form = form_of(y, given.main, given.arguments) if isinstance(given.main, Tensor) else None
+        if backward_pass() is not None:
+            return y
+        if form is None or not can_be_watched(y):
+            self.forms[number] = None
+            return y
+        self.passes.watches[number] = watch = Watch(form)
+        return watch.wrap(y, form)
+
+    def _begin(self, x: Any) -> Walk:
+        if self.passes.now is not None:
+            self.passes.now.let_go()  # it never came to its last block
+        if not torch.compiler.is_compiling():
+            self.judge()
+        inputs = self.begin()
+        if self.aggregation == "residual":
+            inputs = replace(inputs, aggregation="sum")  # of parts that fit the fan-in
+            outputs: Outputs = WholeOutputs(self.layout, self.align, only_tensors=True, known=None, first=x)
+        else:
+            outputs = inputs.outputs(x, self.align, None)
+        self.passes.now, self.passes.first, self.passes.looping = Walk(inputs, outputs), None, False
+        return self.passes.now
+
+    def _another_begins(self, x: Any) -> bool:
+        """Whether x, for a block that is not the first, is of another pass than the last one (LayerDrop).
+
+        The model goes through the list again, and has not made x of what the last block returned.
+        """
+        walk, looping = self.passes.now, self.passes.looping
+        self.passes.looping = False
+        return looping and (walk is None or not comes_from(x, walk.last))
+
+    def _is_first(self, number: int) -> bool:
+        """Whether no pass is under way; a last block that is run alone is out of turn."""
+        return self.passes.now is None and number < self.layout.targets[-1]
+
+    def _follow(self, number: int, x: Any, *, again: bool) -> Walk:
+        """The pass that is under way, if block `number` is next."""
+        past: Any = self.passes.past
+        walk: Walk | None = past.get(x) if again and isinstance(x, Tensor) else None
+        if walk is not None:
+            return walk.again(number)
+        if again and self.passes.now is None and self.passes.first is not None:
+            self._begin(self.passes.first)  # the whole pass is run again
+        elif self.training and ((not again and self._another_begins(x)) or self._is_first(number)):
+            self._begin(x).block_read(x)  # the model left out the first block (LayerDrop)
+        walk = self.passes.now
+        come = None if walk is None else len(walk.outputs.found) + 1
+        if walk is None or come is None or not (come == number or (self.training and come < number)):
+            turn = "alone" if come is None else f"where block {come} is next"
+            raise ConnectivityError(
+                f"block {number} was run out of turn, {turn}: blocks that read several others run in order, from first "
+                "to last. Activation checkpointing around single blocks needs use_reentrant=False."
+            )
+        for _ in range(number - come):
+            walk.block_read(x)  # of a block that the model left out
+        walk.handed(x, 1 + number - come)
+        if self.training and torch.is_grad_enabled() and isinstance(x, Tensor) and not torch.compiler.is_compiling():
+            self.passes.past[x] = walk
+        return walk
