@@ -29,7 +29,7 @@ test-docs: venv
 	$(BIN)/python -m pytest -m docs
 
 test-integrations: .venv/.integrations
-	$(BIN)/python -m pytest -m integrations tests/integrations
+	$(BIN)/python -m pytest -m integrations tests/integrations -n auto --maxprocesses 4 --dist loadfile
 
 test-slow: venv
 	@$(BIN)/python tools/get_packages.py slurm
