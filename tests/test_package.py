@@ -120,3 +120,11 @@ def test_make_run_works_in_a_fresh_clone_and_reuses_what_is_there(tmp_path):
     assert second.stdout.count("this run has ended before") == 3
     table = first.stdout[first.stdout.index("wiring  ") :]
     assert second.stdout.endswith(table)  # all that comes after the runs is the same
+
+
+def test_integrations_are_found_without_importing_them_first():
+    code = "import maskconnect as mc; print(mc.integrations.fsdp.shard.__name__)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "shard\n"
+    with pytest.raises(AttributeError, match="has no attribute 'keras'"):
+        _ = mc.integrations.keras

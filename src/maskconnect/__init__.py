@@ -75,6 +75,8 @@ _PLACES = {
 
 def __getattr__(name: str) -> Any:
     """A public name, imported when it is first asked for: the command line should not wait for torch to say --help."""
+    if name == "integrations":
+        return importlib.import_module(f"{__name__}.integrations")
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
