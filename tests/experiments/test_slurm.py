@@ -117,7 +117,7 @@ def test_a_job_whose_time_is_nearly_up_saves_and_queues_itself_again(begin, envi
     until(lambda: cluster.ask(environment, "squeue", "--noheader", "--format=%T %r") == "PENDING BeginTime")
     cluster.ask(environment, "scontrol", "update", f"JobId={number}", "StartTime=now")  # else SLURM waits two minutes
     said, errors = process.communicate(timeout=300)
-    assert (process.returncode, errors) == (0, "")
+    assert (process.returncode, errors) == (0, ""), said
     assert "[1/1] seed=0: test accuracy" in said
     log = (grid / "logs/seed=0.log").read_text()
     assert log.index("stopped by SIGUSR2; all is saved") < log.index("going on from step")

@@ -265,6 +265,12 @@ def test_a_program_of_torch_export_takes_any_length(wiring):
     assert not any("blocks.1" in name or "masks" in name for name in program.state_dict)
 
 
+def test_a_model_that_is_not_rewired_is_refused_by_load(tmp_path):
+    mc.save(mc.prune(frozen(CHAIN), IDS), tmp_path)
+    with pytest.raises(mc.ConfigError, match=r"the model is not rewired; pass into=mc.rewire\(model, 'blocks'"):
+        mc.load(tmp_path, into=Model())
+
+
 def test_a_model_that_still_learns_is_refused():
     with pytest.raises(mc.ConnectivityError, match="still being learned"):
         mc.prune(mc.rewire(Model(), "blocks", fan_in=1), IDS)

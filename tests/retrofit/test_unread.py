@@ -1,6 +1,7 @@
 """A frozen model does not run blocks that nothing reads, unless the model itself uses what they return."""
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import maskconnect as mc
+from maskconnect.retrofit.stand_in import form_of, stand_in
 
 WIRING = [[], [0], [0], [2], [2], [2, 4]]  # blocks 1 and 3 are read by nothing
 UNREAD = {1, 3}
@@ -180,11 +182,104 @@ def test_where_shapes_change_what_is_handed_on_has_the_shape_of_the_output():
     mc.rewire(model, "0", connectivity=[[], [0], [0], [2]])  # block 2 reads block 0, in the shape of block 1
     seen, forward = [], layers[1].forward
     layers[1].forward = lambda x: seen.append(1) or forward(x)
-    for side in (8, 8, 5, 6):
+    for side in (8, 8, 5, 5, 6, 8):
         x = torch.randn(2, 2, side, side)
         y = torch.cat([layers[0](x)[:, :, ::2, ::2], torch.zeros(2, 2, -(-side // 2), -(-side // 2))], dim=1)
         torch.testing.assert_close(model(x), model[0].flat()[3](layers[2](y)))
-    assert seen == [1]
+    assert seen == [1, 1, 1]  # once for every size
+
+
+def like(model, way):
+    """The same model, in which nothing has been judged as yet."""
+    fresh = rewired(way)
+    fresh.load_state_dict(model.state_dict())
+    return fresh.train(model.training)
+
+
+def test_a_use_that_comes_later_is_an_error_once_and_then_right():
+    model, x = rewired("plain"), torch.randn(2, 3, 16)
+    for _ in range(2):
+        model(x)
+    assert [calls(model)[k] for k in UNREAD] == [1, 1]
+    model.way = "collected and used"
+    for number in sorted(UNREAD):
+        with pytest.raises(mc.ConnectivityError, match=f"block {number} was left out, because the model did not use"):
+            model(x)
+    assert torch.equal(model(x), like(model, "collected and used")(x))
+
+
+def test_hidden_states_of_which_the_first_were_dropped_unread_are_right():
+    model, x = rewired("collected"), torch.randn(2, 3, 16)
+    for _ in range(3):
+        model(x)  # nobody looks at what was collected
+    for found, wanted in zip(model(x)[1], like(model, "collected")(x)[1], strict=True):
+        assert torch.equal(found + 0, wanted + 0)
+
+
+def test_what_is_used_in_train_mode_only_is_judged_in_train_mode():
+    model, x = rewired("plain"), torch.randn(2, 3, 16)
+    for _ in range(2):
+        model(x)
+    model.way = "collected and used"
+    fresh = like(model.train(), "collected and used")
+    for _ in range(2):
+        assert torch.equal(model(x), fresh(x))
+
+
+class Listing(Model):
+    def forward(self, x):
+        self.seen = []
+        for block in self.blocks:
+            x = block(x)
+            self.seen.append(x.flatten()[:1].tolist())
+        return x
+
+
+def test_a_list_of_numbers_is_a_use():
+    model, x, seen = mc.rewire(Listing().eval(), "blocks", connectivity=WIRING), torch.randn(2, 3, 16), []
+    for _ in range(3):
+        model(x)
+        seen.append(model.seen)
+    assert seen[0] == seen[1] == seen[2]
+
+
+def test_a_block_that_leaves_a_tensor_behind_always_runs():
+    model = rewired("plain")
+    for block in model.blocks.flat():
+        block.form = lambda y, _, block=block: setattr(block, "loss", y.mean()) or y
+    for _ in range(3):
+        model(torch.randn(2, 3, 16))
+    assert calls(model) == [3] * 6
+
+
+def test_threads_do_not_mix_their_passes():
+    model, inputs = rewired("plain"), [torch.randn(2, 3, 16) for _ in range(24)]
+    wanted = [model(x) for x in inputs]
+    with ThreadPoolExecutor(4) as pool:
+        for found, y in zip(pool.map(model, inputs), wanted, strict=True):
+            torch.testing.assert_close(found, y)
+
+
+def test_strides_are_found_whatever_the_size():
+    for side in (57, 56, 5, 8):
+        form = form_of(torch.zeros(1, 4, -(-side // 2), -(-side // 2)), torch.zeros(1, 2, side, side), {})
+        for other in (1, 7, 8, 56, 57):
+            shape = stand_in(form, torch.zeros(3, 2, other, other), {}).shape
+            assert shape == (3, 4, -(-other // 2), -(-other // 2))
+
+
+def test_another_type_of_numbers_does_not_hide_the_shape():
+    x = torch.zeros(2, 3, 16)
+    assert stand_in(form_of(x.double(), x, {}), torch.zeros(2, 5, 16), {}).shape == (2, 5, 16)
+
+
+def test_a_part_of_a_list_runs_and_data_parallel_is_refused():
+    blocks = [nn.Linear(4, 4) for _ in range(4)]
+    model, x = mc.rewire(nn.Sequential(*blocks), "", connectivity=[[], [0], [0, 1], [2]]), torch.randn(2, 4)
+    y0 = blocks[0](x)
+    torch.testing.assert_close(model[:3](x), blocks[2]((y0 + blocks[1](y0)) / 2))
+    with pytest.raises(mc.ConnectivityError, match="use DistributedDataParallel"):
+        model._replicate_for_data_parallel()
 
 
 class Checkpointed(nn.Module):
@@ -196,6 +291,23 @@ class Checkpointed(nn.Module):
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.on else block(x)
         return x
+
+
+@pytest.mark.parametrize(
+    "wiring", [[[], [0], [0], [0], [3]], [[], [0], [1], [1], [3]], [[], [0], [0], [1], [1]], [[], [0], [0], [2], [2]]]
+)
+def test_checkpointing_in_the_first_frozen_steps(wiring):
+    models = [Checkpointed(on) for on in (True, False)]
+    models[1].load_state_dict(models[0].state_dict())
+    for model in models:
+        mc.rewire(model, "blocks", connectivity=wiring)
+    for _ in range(3):
+        x = torch.randn(2, 3, 16, requires_grad=True)
+        for model in models:
+            model.zero_grad()
+            model(x).square().sum().backward()
+        for (name, a), b in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+            torch.testing.assert_close(a.grad, b.grad, msg=name)
 
 
 @pytest.mark.parametrize("how", ["learned", "fixed", "blended"])

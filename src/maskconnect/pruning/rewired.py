@@ -54,6 +54,8 @@ class PassThrough(nn.Module):
 class WiredList(TapList, Walker):
     """The first list of a chain whose wiring is fixed; it has the blocks that stay and no masks."""
 
+    guards = False
+
     def __init__(self, stack: TappedStack) -> None:
         super().__init__()
         self.start_walking()
@@ -103,7 +105,7 @@ def find_unused_(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
     if not stacks:
         return
     for stack in stacks:
-        stack.forms, stack.passes.watches = {}, {}
+        stack.forms_by_kind, stack.passes.watches = {}, {}
     output = output_of(model, *args, **kwargs)
     gc.collect()
     for stack in stacks:

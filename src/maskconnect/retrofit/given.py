@@ -21,17 +21,18 @@ class Given:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     first: int | str  # the place or the name of the first argument
+    held: Any = None  # what the model itself has in the place of the first argument, which may be watched
 
     @classmethod
     def to(cls, block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Given:
         """The arguments of a call of `block`."""
         if args:
-            return cls((_plain(args[0], handed), *(_plain(a, used) for a in args[1:])), _named(kwargs), 0)
+            return cls((_plain(args[0], handed), *(_plain(a, used) for a in args[1:])), _named(kwargs), 0, args[0])
         first = next(iter(inspect.signature(block.forward).parameters), "")
         if first not in kwargs:
             raise ConnectivityError(f"a {type(block).__name__} was called without the input that it hands on.")
         x = _plain(kwargs[first], handed)
-        return cls((), {**_named({**kwargs, first: None}), first: x}, first)
+        return cls((), {**_named({**kwargs, first: None}), first: x}, first, kwargs[first])
 
     @property
     def x(self) -> Any:

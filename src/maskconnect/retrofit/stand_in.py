@@ -54,12 +54,15 @@ def form_of(y: Any, x: Tensor, arguments: Arguments) -> Form | None:
 def _form_of_tensor(y: Tensor, x: Tensor) -> Form:
     if x.is_nested or y.is_nested or (y.shape == x.shape and y.dtype == x.dtype):
         return {"kind": "input"}
-    if y.dim() != x.dim() or y.dtype != x.dtype or 0 in x.shape:
+    if y.dim() != x.dim() or 0 in x.shape:
         return {"kind": "unrelated"}
-    return {
-        "kind": "zeros",
-        "scale": [list(Fraction(n, m).as_integer_ratio()) for n, m in zip(y.shape, x.shape, strict=True)],
-    }
+    return {"kind": "zeros", "scale": [_ratio(n, m) for n, m in zip(y.shape, x.shape, strict=True)]}
+
+
+def _ratio(n: int, m: int) -> list[int]:
+    """`up` and `down` that lead from m to n: 1 and a stride where there is one."""
+    stride = max(1, round(m / n)) if n else 1
+    return [1, stride] if -(-m // stride) == n else list(Fraction(n, m).as_integer_ratio())
 
 
 def stand_in(form: Form, x: Tensor, arguments: Arguments) -> Any:
@@ -129,3 +132,10 @@ def changes(form: Form) -> bool:
         items: Sequence[Form] = form["items"]
         return not items or changes(items[0])
     return bool(form["kind"] != "input")
+
+
+def is_known(form: Form) -> bool:
+    """Whether the first tensor of an output has a shape that follows from the input's."""
+    if form["kind"] in ("tuple", "list", "dict"):
+        return bool(form["items"]) and is_known(form["items"][0])
+    return bool(form["kind"] in ("input", "zeros"))

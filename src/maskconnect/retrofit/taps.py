@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import nn
@@ -133,11 +133,24 @@ class TapList(nn.Module):
         walker.passes.looping = False  # if none of the blocks ran, the loop was about something else
 
     def __getitem__(self, place: Any) -> Any:
-        return self._taps[place]
+        return TapSlice(self._taps[place]) if isinstance(place, slice) else self._taps[place]
+
+    def _replicate_for_data_parallel(self) -> NoReturn:
+        raise ConnectivityError("nn.DataParallel cannot copy a rewired list; use DistributedDataParallel (torchrun).")
 
     def __reduce__(self) -> tuple[Any, ...]:
         kind = (vars(type(self))["base"], self._kind) if "base" in vars(type(self)) else (type(self), None)
         return _empty, kind, self.__getstate__()  # type: ignore[no-untyped-call]
+
+
+class TapSlice(list[nn.Module]):
+    """Some of the taps, which can be run one after the other, as a part of an `nn.Sequential` can."""
+
+    def __call__(self, x: Any) -> Any:
+        """Run them."""
+        for tap in self:
+            x = tap(x)
+        return x
 
 
 class NamedTaps:

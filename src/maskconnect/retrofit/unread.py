@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 from weakref import ReferenceType, ref
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from maskconnect.retrofit.stand_in import Form
@@ -29,6 +29,7 @@ class Watch:
     """What became of one output."""
 
     form: Form
+    absent: Callable[[], NoReturn] | None = None  # of a block that was left out: what to do if it is used
     used: bool = False
     changed: bool = False  # whether the model computed something of it for the next block
     over: bool = False  # whether the last block has been reached
@@ -49,10 +50,16 @@ class Watch:
         found.itself = True
         return found
 
-    def end(self) -> None:
-        """The last block is reached: whatever is left and was not handed to a block may be for something else."""
+    def use(self) -> None:
+        """Note that the model uses the output; of a block that was left out there is none."""
+        self.used = True
+        if self.absent is not None:
+            self.absent()
+
+    def end(self, given: Any) -> None:
+        """The last block is given something: whatever else is left may be for another use."""
         found = [tensor for handle in self.tensors if (tensor := handle()) is not None]
-        self.over, self.left = True, any(not tensor.handed for tensor in found)
+        self.over, self.left = True, any(tensor is not given for tensor in found)
 
     def unused(self, *, with_output: bool) -> bool:
         """Whether, after the pass, nobody has used the output, and nobody holds it.
@@ -83,9 +90,11 @@ class Watched(Tensor):
                 return result
             given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Watched)]
             watches = tuple({id(watch): watch for leaf in given for watch in leaf.watches}.values())
-            escapes = not isinstance(result, Tensor | tuple | list) or _writes(func) or "out" in kwargs
+            tensors = any(isinstance(leaf, Tensor) for leaf in tree_leaves(result))
+            escapes = not tensors or _writes(func) or "out" in kwargs
             for watch in watches:
-                watch.used |= watch.over or escapes
+                if watch.over or escapes:
+                    watch.use()
             return tree_map(lambda y: watched(y, watches) if type(y) is Tensor else y, result)
 
 
@@ -130,5 +139,11 @@ def used(x: Any) -> Any:
     """A plain tensor where a block is given one that is watched, as a further argument: a use."""
     if isinstance(x, Watched):
         for watch in x.watches:
-            watch.used = True
+            watch.use()
     return handed(x)
+
+
+def tensors_kept_by(block: nn.Module) -> dict[tuple[int, str], int]:
+    """The tensors that a block has as plain attributes, such as a loss that it leaves for the model to collect."""
+    parts = [(id(part), name, value) for part in block.modules() for name, value in vars(part).items()]
+    return {(part, name): id(value) for part, name, value in parts if isinstance(value, Tensor)}

@@ -6,6 +6,7 @@ output of block j-1; the block reads the aggregate of the sources that its mask 
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import ReferenceType, ref
@@ -49,6 +50,7 @@ class Walk:
     outputs: Outputs
     loose: list[ReferenceType[Any] | None] = field(default_factory=list)  # the outputs, once the pass is over
     last: Any = None  # what the last block returned
+    kept: Any = None  # the tensors that a block had before it ran
 
     def handed(self, x: Any, times: int = 1) -> None:
         """The model handed x to the next block; several times where it left out blocks before (LayerDrop)."""
@@ -92,15 +94,24 @@ class Walk:
         return Walk(self.inputs, replace(self.outputs, found=found, joined={}, aligned={}))
 
 
-class Passes:
-    """The passes of one chain that are under way, or that a backward pass may come back to."""
+class Passes(threading.local):
+    """The passes of one chain that are under way; every thread has its own."""
 
     def __init__(self) -> None:
         self.now: Walk | None = None
         self.first: Any = None  # of a pass that is run again: its input
-        self.past: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.watches: dict[int, Watch] = {}
         self.looping = False  # a loop over the blocks has begun and has not run any
 
     def __reduce__(self) -> tuple[type[Passes], tuple[()]]:
         return Passes, ()  # a copy of a chain has no pass under way
+
+
+class Past:
+    """The passes that a backward pass, perhaps in another thread, may come back to, by what blocks were given."""
+
+    def __init__(self) -> None:
+        self.walks: Any = WeakIdKeyDictionary()
+
+    def __reduce__(self) -> tuple[type[Past], tuple[()]]:
+        return Past, ()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 import torch
 from torch import Size, Tensor, nn
@@ -16,14 +17,15 @@ from maskconnect.core.wiring import Layout, reaching_output
 from maskconnect.errors import ConnectivityError
 from maskconnect.retrofit.given import Given
 from maskconnect.retrofit.origin import comes_from
-from maskconnect.retrofit.stand_in import Form, form_of, stand_in
-from maskconnect.retrofit.unread import Watch, can_be_watched
-from maskconnect.retrofit.walk import Passes, Walk, WholeOutputs
+from maskconnect.retrofit.stand_in import Form, form_of, is_known, stand_in
+from maskconnect.retrofit.unread import Watch, can_be_watched, tensors_kept_by
+from maskconnect.retrofit.walk import Passes, Past, Walk, WholeOutputs
 
 
 class Walker:
     """Runs the blocks of a chain for a model that calls them one by one."""
 
+    guards = True  # whether blocks that are left out are still there, and so run where the model uses their outputs
     layout: Layout
     aggregation: str | Callable[[Sequence[Any], Tensor], Any]
     align: Callable[[Tensor, Size], Tensor | None] | None
@@ -31,8 +33,9 @@ class Walker:
 
     def start_walking(self) -> None:
         """Make the state of the passes."""
-        self.passes = Passes()
+        self.passes, self.past = Passes(), Past()
         self.forms: dict[int, Form | None] = {}  # of blocks that nothing reads; None: the model itself uses the output
+        self.forms_by_kind: dict[Any, dict[int, Form | None]] = {}
 
     def begin(self) -> Inputs:
         """Begin a forward pass: draw masks, or take those that hold."""
@@ -51,23 +54,23 @@ class Walker:
 
         A compiler compiles the block, and leaves what is before and after it alone. It cannot watch outputs.
         """
-        walk, reading = self._before(number, given)
+        walk, reading = self._before(number, block, given)
         if reading is None:
-            form = self.forms[number]
-            assert form is not None
-            return stand_in(form, given.main, given.arguments)
+            return self._absent(number, given, watching=not torch.compiler.is_compiling())
         y = reading.call(block)
-        return y if walk is None else self._after(number, walk, given, y, watching=not torch.compiler.is_compiling())
+        if walk is None:
+            return y
+        return self._after(number, walk, block, given, y, watching=not torch.compiler.is_compiling())
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _before(self, number: int, given: Given) -> tuple[Walk | None, Given | None]:
+    def _before(self, number: int, block: nn.Module, given: Given) -> tuple[Walk | None, Given | None]:
         """The pass, and what the block reads: nothing where it is left out. No pass where nothing follows the block."""
         x = given.x if callable(self.aggregation) else given.main
         again = backward_pass() is not None
         if number == 0 and again:
             self.passes.now, self.passes.first = None, x  # this block alone, or all: the next one will show
             return None, given
-        walk = self._begin(x) if number == 0 else self._follow(number, x, again=again)
+        walk = self._begin(x) if number == 0 else self._follow(number, x, given.held, again=again)
         alive = walk.inputs.masks.alive
         if not walk.inputs.learning and not alive[number] and not self.needed(walk.inputs)[number]:
             walk.block_read(x)
@@ -76,18 +79,20 @@ class Walker:
         if number == self.layout.targets[-1]:
             read = self.reaching_idle_parameters(read, alive)
             for watch in self.passes.watches.values():
-                watch.end()
+                watch.end(given.held)
         walk.block_read(read)
+        if not walk.inputs.learning and not alive[number] and number not in self.forms:
+            walk.kept = tensors_kept_by(block)
         if not walk.inputs.learning and not torch.is_grad_enabled():
             walk.forget(number)
         return walk, given.reading(read)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _after(self, number: int, walk: Walk, given: Given, y: Any, *, watching: bool) -> Any:
+    def _after(self, number: int, walk: Walk, block: nn.Module, given: Given, y: Any, *, watching: bool) -> Any:
         """The output of the block as the model gets it."""
         inputs, walk.last = walk.inputs, y
         if watching and not inputs.learning and not inputs.masks.alive[number] and number not in self.forms:
-            y = self._watched(number, y, given)
+            y = self._watched(number, y, given, leaves=tensors_kept_by(block) != walk.kept)
         if number == self.layout.targets[-1]:
             y = self.end(inputs, y, walk.outputs)
             walk.let_go()
@@ -108,17 +113,31 @@ class Walker:
     def judge(self, *, with_output: bool = False) -> None:
         """Decide which of the outputs that were watched in the last pass nobody used; see `Watch.unused`."""
         for number, watch in self.passes.watches.items():
-            if watch.over:  # else the pass ended before its last block
+            if watch.over and watch.absent is None:  # else the pass ended before its last block
                 form = {**watch.form, "changed": True} if watch.changed else watch.form
                 self.forms[number] = form if watch.unused(with_output=with_output) else None
         self.passes.watches = {}
 
-    def _watched(self, number: int, y: Any, given: Given) -> Any:
-        """y, the output of a block that nothing reads, such that it is seen whether the model uses it."""
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _absent(self, number: int, given: Given, *, watching: bool) -> Any:
+        """What the model gets from a block that is left out: of no use, and an error where it is used after all."""
+        form = self.forms[number]
+        assert form is not None
+        y = stand_in(form, given.main, given.arguments)
+        if not watching or not self.guards or not can_be_watched(y):
+            return y
+        self.passes.watches[-1 - number] = watch = Watch(form, partial(_refuse, self.forms, number))
+        return watch.wrap(y, form)
+
+    def _watched(self, number: int, y: Any, given: Given, *, leaves: bool) -> Any:
+        """y, the output of a block that nothing reads, such that it is seen whether the model uses it.
+
+        `leaves` says that the block left tensors behind, which the model may look for.
+        """
         form = form_of(y, given.main, given.arguments) if isinstance(given.main, Tensor) else None
         if backward_pass() is not None:
             return y
-        if form is None or not can_be_watched(y):
+        if leaves or form is None or not is_known(form) or not can_be_watched(y):
             self.forms[number] = None
             return y
         self.passes.watches[number] = watch = Watch(form)
@@ -129,6 +148,9 @@ class Walker:
             self.passes.now.let_go()  # it never came to its last block
         if not torch.compiler.is_compiling():
             self.judge()
+        if self.guards:
+            kind = self.training, x.shape[1:] if isinstance(x, Tensor) and x.dim() > 3 else None
+            self.forms = self.forms_by_kind.setdefault(kind, {})
         inputs = self.begin()
         if self.aggregation == "residual":
             inputs = replace(inputs, aggregation="sum")  # of parts that fit the fan-in
@@ -151,15 +173,15 @@ class Walker:
         """Whether no pass is under way; a last block that is run alone is out of turn."""
         return self.passes.now is None and number < self.layout.targets[-1]
 
-    def _follow(self, number: int, x: Any, *, again: bool) -> Walk:
+    def _follow(self, number: int, x: Any, held: Any, *, again: bool) -> Walk:
         """The pass that is under way, if block `number` is next."""
-        past: Any = self.passes.past
-        walk: Walk | None = past.get(x) if again and isinstance(x, Tensor) else None
+        key = held if isinstance(held, Tensor) else x
+        walk: Walk | None = self.past.walks.get(key) if again and isinstance(key, Tensor) else None
         if walk is not None:
             return walk.again(number)
         if again and self.passes.now is None and self.passes.first is not None:
             self._begin(self.passes.first)  # the whole pass is run again
-        elif self.training and ((not again and self._another_begins(x)) or self._is_first(number)):
+        elif self.training and not again and (self._another_begins(x) or self._is_first(number)):
             self._begin(x).block_read(x)  # the model left out the first block (LayerDrop)
         walk = self.passes.now
         come = None if walk is None else len(walk.outputs.found) + 1
@@ -172,6 +194,15 @@ class Walker:
         for _ in range(number - come):
             walk.block_read(x)  # of a block that the model left out
         walk.handed(x, 1 + number - come)
-        if self.training and torch.is_grad_enabled() and isinstance(x, Tensor) and not torch.compiler.is_compiling():
-            self.passes.past[x] = walk
+        if self.training and torch.is_grad_enabled() and isinstance(key, Tensor) and not torch.compiler.is_compiling():
+            self.past.walks[key] = walk
         return walk
+
+
+def _refuse(forms: dict[int, Form | None], number: int) -> NoReturn:
+    """The model uses the output of a block that was left out: an error, and the block runs from now on."""
+    forms[number] = None
+    raise ConnectivityError(
+        f"block {number} was left out, because the model did not use its output before, and now it does. Run this "
+        "again: the block runs from now on."
+    )

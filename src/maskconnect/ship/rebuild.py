@@ -45,7 +45,7 @@ def describe(model: nn.Module) -> dict[str, Any]:
                 for name, stack in stacks.items()
             },
         }
-    notes = {name: notes_of(part) for name, part in model.named_modules() if notes_of(part)}
+    notes = notes_in(model)
     for name, note in notes.items():
         if note["path"] == name:
             parts = ("fold", "merge", "stacks")
@@ -57,12 +57,24 @@ def describe(model: nn.Module) -> dict[str, Any]:
     )
 
 
+def notes_in(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """How the parts of a pruned network were made, by name."""
+    return {name: notes_of(part) for name, part in model.named_modules() if notes_of(part)}
+
+
 def rebuilt(described: Mapping[str, Any], tensors: dict[str, Tensor], into: nn.Module | None, where: str) -> nn.Module:
     """The network that was described, with the given tensors."""
     if into is None and described["architecture"] is None:
         raise ConfigError(
             f"{where} holds a network of somebody's own modules, which only their code can build: build the model as "
             "it was before it was saved (or pruned) and call mc.load(folder, into=model)."
+        )
+    rewired = [name for name, stack in described["stacks"].items() if "forms" in stack]
+    bare = into is not None and not notes_in(into) and not stacks_of(into)
+    if rewired and bare:
+        raise ConfigError(
+            f"{where} holds a rewired network, and the model is not rewired; pass into=mc.rewire(model, "
+            f"{rewired[0]!r}, ...), as it was before it was pruned."
         )
     network = _built(described) if into is None else into
     _compare_stacks(network, described, where)
