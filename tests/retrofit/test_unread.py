@@ -1,6 +1,7 @@
 """A frozen model does not run blocks that nothing reads, unless the model itself uses what they return."""
 
 import copy
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -241,6 +242,23 @@ def test_a_list_of_numbers_is_a_use():
         model(x)
         seen.append(model.seen)
     assert seen[0] == seen[1] == seen[2]
+
+
+def test_a_use_that_cannot_be_seen_is_not_silent():
+    class Hidden(Model):
+        def forward(self, x):
+            total = 0.0
+            for block in self.blocks:
+                x = block(x)
+                total = total + torch.tensor(x.mean())
+            return x + total
+
+    model, x = mc.rewire(Hidden().eval(), "blocks", connectivity=WIRING), torch.randn(2, 3, 16)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of torch, that torch.tensor copies
+        found = [model(x) for _ in range(3)]
+    assert found[0].isfinite().all()
+    assert found[2].isnan().all()
 
 
 def test_a_block_that_leaves_a_tensor_behind_always_runs():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
@@ -123,7 +124,10 @@ class Walker:
         """What the model gets from a block that is left out: of no use, and an error where it is used after all."""
         form = self.forms[number]
         assert form is not None
-        y = stand_in(form, given.main, given.arguments)
+        x = given.main
+        if self.guards and not self.training and not form.get("changed") and not x.is_nested:
+            x = x.new_full((), math.nan).expand_as(x)  # a use that is not seen, as by TorchScript, must not be silent
+        y = stand_in(form, x, given.arguments)
         if not watching or not self.guards or not can_be_watched(y):
             return y
         self.passes.watches[-1 - number] = watch = Watch(form, partial(_refuse, self.forms, number))
