@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rewire_start import accuracy, data
-from torch import Tensor, nn
-from torch.nn import functional as F
+from rewire_start import BATCH, accuracy, data, train
+from torch import nn
 
 import maskconnect as mc
 from maskconnect.core.count import pruned_parameters
@@ -28,7 +27,6 @@ from maskconnect.core.count import pruned_parameters
 STARTS: tuple[str | float, ...] = ("uniform", 0.01)
 BLOCKS = ["1", "3"]
 EPOCHS = {"trained": 10, "learning": 8, "frozen": 4}
-BATCH = 32
 
 
 def densenet() -> nn.Module:
@@ -38,20 +36,6 @@ def densenet() -> nn.Module:
     transition = nn.Sequential(nn.BatchNorm2d(80), nn.ReLU(), nn.Conv2d(80, 40, 1), nn.AvgPool2d(2))
     head = (nn.BatchNorm2d(104), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(104, 10))
     return nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), block(8, 16, 8), transition, block(8, 40, 8), *head)
-
-
-def train(model: nn.Module, x: Tensor, y: Tensor, epochs: int, lr: float, seed: int) -> None:
-    """SGD with momentum; masks that learn are blended over all epochs."""
-    optimizer = torch.optim.SGD(mc.param_groups(model.train(), lr=lr, mask_lr=0.03, weight_decay=1e-4), momentum=0.9)
-    if any(isinstance(part, mc.MaskedStack) for part in model.modules()):
-        mc.attach(optimizer, model, mc.Blend(steps=epochs * -(-len(x) // BATCH)))
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(epochs):
-        for batch in torch.randperm(len(x), generator=generator).split(BATCH):  # type: ignore[no-untyped-call]
-            loss = F.cross_entropy(model(x[batch]), y[batch])
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
 
 
 def main() -> None:
@@ -78,7 +62,8 @@ def main() -> None:
             given: dict[str, Any] = {"connectivity": connectivity, "mask_init": start, "seed": 2 * seed}
             new = mc.rewire(copy.deepcopy(model), BLOCKS, fan_in, **given)
             at_once = accuracy(new, test_x, test_y)
-            train(new, x, y, EPOCHS["learning"], lr=0.02, seed=seed)
+            blend = mc.Blend(steps=EPOCHS["learning"] * -(-len(x) // BATCH))
+            train(new, x, y, EPOCHS["learning"], lr=0.02, seed=seed, how=blend)
             mc.freeze(new)
             train(new, x, y, EPOCHS["frozen"], lr=0.01, seed=seed)
             count = pruned_parameters(new)

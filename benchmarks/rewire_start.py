@@ -18,7 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import maskconnect as mc
+from maskconnect.core.learning import Learning
+from maskconnect.core.lookup import masks_of
 
+BATCH = 32
 STARTS: tuple[str | float, ...] = ("uniform", 0.5, 0.1, 0.01)
 
 
@@ -30,13 +33,16 @@ def data() -> tuple[Tensor, Tensor]:
     return images[order], torch.tensor(digits.target)[order]
 
 
-def train(model: nn.Module, x: Tensor, y: Tensor, epochs: int, lr: float, seed: int) -> None:
-    """Plain SGD in batches of 32."""
+def train(
+    model: nn.Module, x: Tensor, y: Tensor, epochs: int, lr: float, seed: int, how: Learning | None = None
+) -> None:
+    """Plain SGD in batches of 32; masks, if there are any, learn as `how` says."""
     optimizer = torch.optim.SGD(mc.param_groups(model.train(), lr=lr, mask_lr=0.03, weight_decay=1e-4), momentum=0.9)
-    mc.attach(optimizer, model)
+    if masks_of(model):
+        mc.attach(optimizer, model, how)
     generator = torch.Generator().manual_seed(seed)
     for _ in range(epochs):
-        for batch in torch.randperm(len(x), generator=generator).split(32):  # type: ignore[no-untyped-call]
+        for batch in torch.randperm(len(x), generator=generator).split(BATCH):  # type: ignore[no-untyped-call]
             loss = F.cross_entropy(model(x[batch]), y[batch])
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -53,6 +54,16 @@ def some_stacks_of(model: nn.Module) -> dict[str, MaskedStack]:
     if not found:
         raise ConfigError(f"there is no MaskedStack in this {type(model).__name__}.")
     return found
+
+
+def replaced(model: nn.Module, made: Mapping[nn.Module, nn.Module]) -> nn.Module:
+    """The model with other modules in the place of some of its own, under all their names; changed in place."""
+    parts = dict(model.named_modules(remove_duplicate=False))
+    for name, part in parts.items():
+        if part in made and name:
+            above, _, last = name.rpartition(".")
+            parts[above]._modules[last] = made[part]  # not by getattr, for which a rewired list has taps
+    return made.get(model, model)
 
 
 def _checked(model: nn.Module) -> nn.Module:

@@ -8,7 +8,7 @@ otherwise a `WiredList`, which joins the sources as the masks said.
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -17,14 +17,12 @@ import torch
 from torch import nn
 
 from maskconnect.core.inputs import Inputs
-from maskconnect.core.lookup import stacks_of
-from maskconnect.core.outputs import Outputs
+from maskconnect.core.lookup import replaced, stacks_of
 from maskconnect.core.stack import MaskedStack
-from maskconnect.core.wiring import reaching_output
 from maskconnect.pruning.graphs import NOTES
 from maskconnect.pruning.verify import output_of
 from maskconnect.retrofit.given import Given
-from maskconnect.retrofit.stack import TappedStack, TapSection
+from maskconnect.retrofit.stack import TappedStack, sections_of
 from maskconnect.retrofit.stand_in import CONSTANTS, Form, changes, read_form, stand_in
 from maskconnect.retrofit.taps import MODULE, TapList
 from maskconnect.retrofit.walker import Walker
@@ -62,7 +60,7 @@ class WiredList(TapList, Walker):
         self.layout, self.aggregation, self.align = stack.layout, stack.aggregation, stack.align
         self.candidates, self.scales = stack.masks.candidates, stack.scales
         self.forms = dict(stack.forms)
-        self.binary = replace(stack.masks.settled(), alive=stays(stack))
+        self.binary = replace(stack.masks.settled(), alive=stack.needed(stack.masks.settled()))
 
     def begin(self) -> Inputs:
         """Begin a forward pass."""
@@ -75,18 +73,6 @@ class WiredList(TapList, Walker):
             aggregation=self.aggregation,
             scales=self.scales,
         )
-
-    def end(self, inputs: Inputs, output: Any, outputs: Outputs | None = None) -> Any:
-        """End a forward pass."""
-        return output
-
-    def reaching_idle_parameters(self, x: Any, alive: Sequence[bool]) -> Any:
-        """Nothing is idle any more."""
-        return x
-
-    def reads_prev(self) -> bool:
-        """Whether every block reads the one before it."""
-        return False
 
 
 def rewired_stacks_of(model: nn.Module) -> dict[str, TappedStack]:
@@ -113,16 +99,10 @@ def find_unused_(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
     del output  # not before: what it holds is used
 
 
-def stays(stack: TappedStack) -> tuple[bool, ...]:
-    """Which blocks stay: what the output reads, what the model itself uses, and what those read."""
-    masks = stack.masks.settled()
-    used = [k for k, on in enumerate(masks.alive) if not on and stack.forms.get(k) is None]
-    return reaching_output(masks.sources, (*stack.layout.outputs, *used))
-
-
 def forms_of(stack: TappedStack) -> dict[int, Form]:
     """What is handed on in the place of each block that goes."""
-    forms = {number: stack.forms.get(number) for number, on in enumerate(stays(stack)) if not on}
+    stays = stack.needed(stack.masks.settled())
+    forms = {number: stack.forms.get(number) for number, on in enumerate(stays) if not on}
     return {number: form for number, form in forms.items() if form is not None}
 
 
@@ -139,39 +119,22 @@ def read_forms_(stack: TappedStack, described: Mapping[str, Any]) -> None:
 def without_unused(model: nn.Module, notes: Mapping[str, Any]) -> nn.Module:
     """The model with plain lists in the place of rewired ones; it is made of the model's own modules."""
     for stack in dict.fromkeys(rewired_stacks_of(model).values()):
-        made = dict(zip(stack.sections, _lists(stack), strict=True))
+        made: dict[nn.Module, nn.Module] = dict(zip(stack.sections, _lists(stack), strict=True))
         vars(made[stack])[NOTES] = notes
-        parts = dict(model.named_modules(remove_duplicate=False))
-        for name, part in parts.items():
-            if isinstance(part, TapList) and part in made:
-                if name == "":
-                    model = made[part]
-                    break
-                above, _, last = name.rpartition(".")
-                parts[above]._modules[last] = made[part]
+        model = replaced(model, made)
     return model
 
 
 def _lists(stack: TappedStack) -> list[nn.Module]:
     """What comes into the places of the lists of a chain."""
-    forms, first, containers = forms_of(stack), 0, []
-    for section in stack.sections:
-        blocks: dict[str, nn.Module] = {}
-        for number, (name, block) in enumerate(
-            zip(section._block_names, section.blocks_here(), strict=True), start=first
-        ):
-            blocks[name] = PassThrough(forms[number], block) if number in forms else block
-        containers.append(section.container(blocks))
-        first += len(blocks)
+    forms = forms_of(stack)
+    blocks = [PassThrough(forms[k], block) if k in forms else block for k, block in enumerate(stack.flat())]
+    left = iter(blocks)
+    containers = [section.container({name: next(left) for name in section._block_names}) for section in stack.sections]
     if _is_chain(stack, forms):
         return containers
     wired = WiredList(stack)
-    lists: list[TapList] = [wired, *(TapSection() for _ in containers[1:])]
-    first = 0
-    for made, container in zip(lists, containers, strict=True):
-        made.hold_(container, wired, first)
-        first += len(container._modules)
-    return list(lists)
+    return list(sections_of(wired, wired, containers))
 
 
 def _is_chain(stack: TappedStack, forms: Mapping[int, Form]) -> bool:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
+from maskconnect.core.lookup import replaced
 from maskconnect.core.stack import without_trace
 from maskconnect.errors import ConfigError, integer, shown
 from maskconnect.retrofit.dense import DenseStack, widths_of
@@ -55,12 +56,7 @@ def rewire_dense_blocks(
         _dense_stack(block, path, fan_in, connectivity=wirings[path], seed=integer("seed", seed) + offset, **options)
         for offset, (path, block) in enumerate(blocks.items())
     ]  # before the model changes, for one of them may be refused
-    for (path, block), stack in zip(blocks.items(), stacks, strict=True):
-        if path == "":
-            return stack
-        for name in (name for name, part in list(model.named_modules(remove_duplicate=False)) if part is block):
-            model.set_submodule(name, stack)  # perhaps under several names
-    return model
+    return replaced(model, dict(zip(blocks.values(), stacks, strict=True)))
 
 
 def _dense_stack(

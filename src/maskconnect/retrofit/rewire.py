@@ -9,6 +9,7 @@ from typing import Any
 from torch import Size, Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from maskconnect.core.lookup import replaced
 from maskconnect.core.stack import MaskedStack
 from maskconnect.errors import ConfigError
 from maskconnect.retrofit.dense_block import is_dense_block, rewire_dense_blocks
@@ -67,7 +68,6 @@ def rewire(
             "aggregation is 'stream', which needs blocks that return what they add to a stream; use 'residual', "
             "'mean', 'sum' or 'scaled', or build the model with mc.MaskedStack."
         )
-    before = dict(model.named_modules(remove_duplicate=False))
     stack = TappedStack(
         containers,
         fan_in,
@@ -83,14 +83,7 @@ def rewire(
     if like is not None:
         stack.masks.to(like)
     stack.masks.training = stack.training
-    if path == "":
-        return stack
-    for container, section in zip(containers, stack.sections, strict=True):
-        for name, part in before.items():
-            if part is container:  # perhaps under several names
-                above, _, last = name.rpartition(".")
-                before[above]._modules[last] = section
-    return model
+    return replaced(model, dict(zip(containers, stack.sections, strict=True)))
 
 
 def _containers(model: nn.Module, path: str | Sequence[str]) -> list[nn.Module]:

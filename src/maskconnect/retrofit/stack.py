@@ -17,6 +17,16 @@ class TapSection(TapList):
     """The second list of a chain over several lists, or a further one; the first has the masks."""
 
 
+def sections_of(first: TapList, walker: Walker, containers: Sequence[nn.Module]) -> list[TapList]:
+    """The lists of one chain, the `first` with all that the chain is, in the places of containers."""
+    sections = [first, *(TapSection() for _ in containers[1:])]
+    number = 0
+    for section, container in zip(sections, containers, strict=True):
+        section.hold_(container, walker, number)
+        number += len(container._modules)
+    return sections
+
+
 class TappedStack(TapList, KeepsNames, Walker):
     """A stack that is also the first list of its blocks."""
 
@@ -28,12 +38,7 @@ class TappedStack(TapList, KeepsNames, Walker):
         del self._modules["blocks"]
         self.start_walking()
         self._prev = self.layout.prev()
-        sections: list[TapList] = [self, *(TapSection() for _ in containers[1:])]
-        self._sections = sections
-        first = 0
-        for section, container in zip(sections, containers, strict=True):
-            section.hold_(container, self, first)
-            first += len(container._modules)
+        self._sections = sections_of(self, self, containers)
 
     @property
     def sections(self) -> list[TapList]:

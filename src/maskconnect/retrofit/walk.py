@@ -48,6 +48,7 @@ class Walk:
 
     inputs: Inputs
     outputs: Outputs
+    needed: tuple[bool, ...]  # the blocks that run
     loose: list[ReferenceType[Any] | None] = field(default_factory=list)  # the outputs, once the pass is over
     last: Any = None  # what the last block returned
     kept: Any = None  # the tensors that a block had before it ran
@@ -91,7 +92,7 @@ class Walk:
                 f"block {number} is run again in the backward pass, and what it read is gone: with this aggregation, "
                 "let activation checkpointing go around all blocks, or inside each of them."
             )
-        return Walk(self.inputs, replace(self.outputs, found=found, joined={}, aligned={}))
+        return Walk(self.inputs, replace(self.outputs, found=found, joined={}, aligned={}), self.needed)
 
 
 class Passes(threading.local):

@@ -12,6 +12,7 @@ import torch
 from torch import Size, Tensor, nn
 
 from maskconnect.core.inputs import Inputs
+from maskconnect.core.masks import BinaryMasks
 from maskconnect.core.outputs import Outputs
 from maskconnect.core.replay import backward_pass
 from maskconnect.core.wiring import Layout, reaching_output
@@ -44,11 +45,15 @@ class Walker:
 
     def end(self, inputs: Inputs, output: Any, outputs: Outputs | None = None) -> Any:
         """End a forward pass."""
-        raise NotImplementedError
+        return output
 
     def reaching_idle_parameters(self, x: Any, alive: Sequence[bool]) -> Any:
-        """x, through which the parameters of blocks that nothing reads get a gradient of zero."""
-        raise NotImplementedError
+        """x, through which the parameters of blocks that nothing reads get a gradient of zero, if there are any."""
+        return x
+
+    def reads_prev(self) -> bool:
+        """Whether every block reads the one before it, as the model had it."""
+        return False
 
     def run(self, number: int, block: nn.Module, given: Given) -> Any:
         """Run a block on the aggregate of its active sources; `given` has what the model hands to it.
@@ -73,7 +78,7 @@ class Walker:
             return None, given
         walk = self._begin(x) if number == 0 else self._follow(number, x, given.held, again=again)
         alive = walk.inputs.masks.alive
-        if not walk.inputs.learning and not alive[number] and not self.needed(walk.inputs)[number]:
+        if not walk.needed[number]:
             walk.block_read(x)
             return walk, None
         read = walk.read(number) if number else x
@@ -104,12 +109,10 @@ class Walker:
         """The blocks whose outputs hooks ask for."""
         return ()
 
-    def needed(self, inputs: Inputs) -> tuple[bool, ...]:
-        """Which blocks run with masks that do not learn: what the output reads, and what the model or a hook uses."""
-        alive, sources = inputs.masks.alive, inputs.masks.sources
-        hooked = self.hooked()
-        used = [k for k, on in enumerate(alive) if not on and (self.forms.get(k) is None or k in hooked)]
-        return reaching_output(sources, (*self.layout.outputs, *used)) if used else alive
+    def needed(self, masks: BinaryMasks, hooked: Collection[int] = ()) -> tuple[bool, ...]:
+        """Which blocks fixed masks need: what the output reads, what the model or a hook uses, and what those read."""
+        used = [k for k, on in enumerate(masks.alive) if not on and (self.forms.get(k) is None or k in hooked)]
+        return reaching_output(masks.sources, (*self.layout.outputs, *used)) if used else masks.alive
 
     def judge(self, *, with_output: bool = False) -> None:
         """Decide which of the outputs that were watched in the last pass nobody used; see `Watch.unused`."""
@@ -161,7 +164,9 @@ class Walker:
             outputs: Outputs = WholeOutputs(self.layout, self.align, only_tensors=True, known=None, first=x)
         else:
             outputs = inputs.outputs(x, self.align, None)
-        self.passes.now, self.passes.first, self.passes.looping = Walk(inputs, outputs), None, False
+        every = (True,) * len(inputs.masks.alive)
+        needed = every if inputs.learning else self.needed(inputs.masks, self.hooked())
+        self.passes.now, self.passes.first, self.passes.looping = Walk(inputs, outputs, needed), None, False
         return self.passes.now
 
     def _another_begins(self, x: Any) -> bool:
