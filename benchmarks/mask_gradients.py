@@ -51,7 +51,7 @@ def measure(credit: str, data: Path, epochs: int, seed: int) -> dict[int, tuple[
     prepare(options)
     batches = images.prepare(recipe, options, torch.device("cpu")).train
     torch.manual_seed(seed)
-    model = mc.resnet(recipe.model.depth, 20, recipe.model.fan_in, seed=seed)
+    model = mc.resnet(20, 20, recipe.model.fan_in, seed=seed)
     groups = mc.param_groups(model, lr=recipe.phase[0].lr, mask_lr=0.0, weight_decay=recipe.training.weight_decay)
     optimizer = torch.optim.SGD(groups, momentum=recipe.training.momentum)
     mc.attach(optimizer, model, mc.Draw(credit=credit))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from maskconnect.core.reference import reference
     from maskconnect.core.residual import Residual
     from maskconnect.core.stack import MaskedStack
-    from maskconnect.models import resnet, resnext
+    from maskconnect.models import mixed, resnet, resnext
     from maskconnect.pruning.prune import prune
     from maskconnect.report.drawing import draw
     from maskconnect.retrofit.rewire import rewire
@@ -41,6 +41,7 @@ __all__ = [
     "freeze",
     "load",
     "metrics",
+    "mixed",
     "param_groups",
     "prune",
     "reference",
@@ -62,6 +63,7 @@ _PLACES = {
     "freeze": "core.lookup",
     "load": "ship.saved",
     "metrics": "core.metrics",
+    "mixed": "models",
     "param_groups": "core.optim",
     "prune": "pruning.prune",
     "reference": "core.reference",

@@ -107,9 +107,9 @@ def test_check_has_a_line_for_each_recipe_and_stops_at_the_first_wrong_one(capsy
     code, printed, complaint = run(capsys, "recipes", "check", mine)
     assert code == 2
     assert printed.splitlines() == [
-        f"ok  {mine}:learned: resnet-38, learned K=10, 80 epochs of cifar100",
-        f"ok  {mine}:short: resnet-38, prev, 51 epochs of cifar100",
-        f"ok  {mine}:wired: resnet-8, a wiring of its own, 80 epochs of cifar100",
+        f"ok  {mine}:learned: ResNet-38, learned K=10, 80 epochs of cifar100",
+        f"ok  {mine}:short: ResNet-38, prev, 51 epochs of cifar100",
+        f"ok  {mine}:wired: ResNet-8, a wiring of its own, 80 epochs of cifar100",
     ]
     assert complaint == f"error: {mine}:broken: model.fanin is not a field; did you mean model.fan_in?\n"
 
@@ -119,9 +119,9 @@ def test_check_takes_several_files(capsys):
     code, printed, _ = run(capsys, "recipes", "check", *files)
     lines = printed.splitlines()
     assert (code, len(lines)) == (0, 8)
-    assert lines[1] == f"ok  {files[0]}:imagenet-resnet50-learned: resnet-50, learned K=10, 120 epochs of imagenet"
+    assert lines[1] == f"ok  {files[0]}:imagenet-resnet50-learned: ResNet-50, learned K=10, 120 epochs of imagenet"
     assert (
-        lines[6] == f"ok  {files[1]}:imagenet-resnext101-4-64-full: resnext-{{101,4,64}}, full, 120 epochs of imagenet"
+        lines[6] == f"ok  {files[1]}:imagenet-resnext101-4-64-full: ResNeXt {{101,4,64}}, full, 120 epochs of imagenet"
     )
 
 
@@ -135,7 +135,7 @@ def test_one_epoch_is_no_epochs(capsys, tmp_path):
     path.write_text(
         "base = 'paper/cifar100-resnet38-learned'\n[[phase]]\nname = 'all'\nepochs = 1\nlr = 0.1\nmask_lr = 0.3\n"
     )
-    assert run(capsys, "recipes", "check", path)[1] == f"ok  {path}: resnet-38, learned K=10, 1 epoch of cifar100\n"
+    assert run(capsys, "recipes", "check", path)[1] == f"ok  {path}: ResNet-38, learned K=10, 1 epoch of cifar100\n"
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def test_a_file_may_begin_with_a_byte_order_mark(file):
         ("fan_in = 3", 'fan_in = 3\nconnectivity = "lerned"', "model.connectivity is 'lerned'"),
         ("fan_in = 3", "connectivity = 5", "model.connectivity holds 5 where a list of sources was needed."),
         ("fan_in = 3", "connectivity = [[], [0]]", "model.connectivity has 2 rows; the stack has 9 modules."),
-        ("fan_in = 3", "fan_in = 3\nwidth = 4", "model.width is 4; only a resnext has it."),
+        ("fan_in = 3", "fan_in = 3\nwidth = 4", "model.width is 4; only a resnext or mixed has it."),
         ("fan_in = 3", "fan_in = 3\nmask_init = 2", "model.mask_init is 2.0; it must be 'uniform', or a number"),
         ("mask_lr = 0.3", "", "model.connectivity is 'learned', but phase.learn.mask_lr is 0"),
         ('name = "freeze"', 'name = "learn"', "phases are called learn, learn; each needs a name of its own."),

@@ -8,7 +8,8 @@ from collections.abc import Collection, Sequence
 _TABLES = {
     "data": "labels validation train_images test_images shrink",
     "augmentation": "size pad flip mean std area shorter test_shorter jitter lighting components",
-    "model": "architecture depth width cardinality fan_in connectivity aggregation norm stem mask_init use_all",
+    "model": "architecture depth layers width cardinality kinds fan_in connectivity aggregation norm stem mask_init "
+    "use_all",
     "training": "batch_size weight_decay momentum nesterov norm_group accumulate reestimate evaluate_every",
     "learning": "way gradient credit temperature cool uniform_floor keep",
     "phase.learn": "epochs lr mask_lr",

@@ -100,13 +100,10 @@ def _row(recipe: Recipe) -> tuple[str, ...]:
 
 def _in_words(recipe: Recipe) -> str:
     """Which network, how connected, for how long, on what."""
-    from maskconnect.recipes.naming import fan_in_of
+    from maskconnect.recipes.naming import fan_in_of, network_name
 
     model = recipe.model
-    network = f"{model.architecture}-{model.depth}"
-    if model.architecture == "resnext":
-        network = f"resnext-{{{model.depth},{model.width},{model.cardinality}}}"
     connected = model.connectivity if isinstance(model.connectivity, str) else "a wiring of its own"
     if connected in ("learned", "random"):
         connected += f" K={fan_in_of(model)}"
-    return f"{network}, {connected}, {recipe.epochs} epoch{'s' * (recipe.epochs > 1)} of {recipe.data.name}"
+    return f"{network_name(model)}, {connected}, {recipe.epochs} epoch{'s' * (recipe.epochs > 1)} of {recipe.data.name}"

@@ -31,8 +31,8 @@ from maskconnect.core.reference import first_order, is_reference
 
 
 def divisor_of(aggregation: str, sources: int) -> float:
-    """By what a sum of so many sources is divided."""
-    return {"mean": sources, "sum": 1, "residual": 1, "stream": 1}[aggregation]
+    """By what a sum of so many sources is divided; of "scaled" this is the output of layers, which has no scales."""
+    return {"mean": sources, "sum": 1, "residual": 1, "stream": 1, "scaled": sources}[aggregation]
 
 
 def total(sources: Sequence[Tensor], divisor: float) -> Tensor:

@@ -78,7 +78,7 @@ class _Subsampled(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, source: Tensor, strides: tuple[int, ...], extra: int) -> Tensor:
-        ctx.like = source.shape, source.stride(), strides
+        ctx.like = source.shape, _strides_of_its_own(source), strides
         y = _subsampled(source, strides, extra)
         return y if extra else y.contiguous(memory_format=layout_of(source))
 
@@ -88,6 +88,12 @@ class _Subsampled(torch.autograd.Function):
         found = gradient.new_empty_strided(shape, layout).zero_()
         found[_places(strides)] = gradient[:, : shape[1]]
         return found, None, None
+
+
+def _strides_of_its_own(y: Tensor) -> tuple[int, ...]:
+    """How y lies in memory; if it is expanded, as a copy of it would."""
+    expanded = any(not step and length > 1 for step, length in zip(y.stride(), y.shape, strict=True))
+    return torch.empty(y.shape, device="meta").stride() if expanded else y.stride()
 
 
 def layout_of(y: Tensor) -> torch.memory_format:

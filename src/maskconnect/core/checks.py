@@ -56,7 +56,7 @@ def register(modules: Iterable[Any], aggregation: Any) -> tuple[nn.ModuleList, L
     if not all(layered):
         mixed = layered.index(not layered[0])
         raise ConfigError(f"modules mixes modules and lists of modules (entry {mixed}); give one kind or the other.")
-    if aggregation in ("scaled", "stream"):
+    if aggregation == "stream":
         raise ConfigError(f"aggregation is {aggregation!r}; that is for a list of modules, not for a list of lists.")
     layers = [nn.ModuleList(_checked(list(layer), f"modules[{i}]")) for i, layer in enumerate(given)]
     return nn.ModuleList(layers), Layout(tuple(map(len, layers)), layered=True)

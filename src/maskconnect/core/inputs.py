@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map
 from maskconnect.core.aggregate import divisor_of, masked_total, scaled_total, total
 from maskconnect.core.layers import Layer, LayerAggregation, Reader
 from maskconnect.core.masks import BinaryMasks
+from maskconnect.core.mixture import mixes, mixture
 from maskconnect.core.outputs import INPUT, Outputs, Shapes
 from maskconnect.core.reference import is_reference
 from maskconnect.core.wiring import Layout, Sources
@@ -128,10 +129,29 @@ class Inputs:
         return F.relu(x) if self.aggregation == "residual" else x
 
     def layer(self, number: int, outputs: Outputs) -> dict[int, Any]:
-        """The inputs of all modules of a layer, made together, by the flat number of the module."""
+        """The inputs of a layer's modules by their flat numbers; empty where each module's is made by itself."""
+        if number == 0:
+            return {}
+        if not self.by_layer:
+            return self._mixed(number, outputs)
         readers = self._readers(number)
         inputs = self._together(number - 1, outputs, list(readers.values()))
         return {j: x if readers[j].alive else _detached(x) for j, x in zip(readers, inputs, strict=True)}
+
+    def _mixed(self, number: int, outputs: Outputs) -> dict[int, Any]:
+        """The inputs of a layer while masks are blended, by one matrix product where that is possible."""
+        if self.rows is None or not self.layout.layered or self.aggregation not in ("mean", "sum"):
+            return {}
+        above, targets = self.layout.layers[number - 1], self.layout.layers[number]
+        sources = [outputs.found[k] for k in above]
+        whole = all(self.candidates[j] == tuple(above) for j in targets)
+        blended = all(self.masks.fan_in[j] < len(self.masks.sources[j]) for j in targets)
+        if not (whole and blended and len(targets) > 1 and mixes(sources)):
+            return {}
+        first = self.layout.targets.start
+        mask_TS = torch.stack([self.rows[j - first] for j in targets])
+        divisor_T = [divisor_of(str(self.aggregation), self.masks.fan_in[j]) for j in targets]
+        return dict(zip(targets, mixture(mask_TS, divisor_T, self.credit, sources), strict=True))
 
     def _readers(self, number: int) -> dict[int, Reader]:
         """The modules of a layer as readers of the one before, by the flat number of the module."""

@@ -53,7 +53,7 @@ class MaskedStack(nn.Module):
             shortcuts averaged, and a ReLU follows;
             "stream": modules return what they add to a stream that starts as the input of the stack. A target reads
             that input and what its sources added; the output is the input and all that was added (lists only);
-            "scaled": a learned factor per connection, first 1/K (lists only);
+            "scaled": a learned factor per connection, first 1/K (the output of layers is a mean);
             or a callable `fn(sources, mask) -> x`, differentiable in the mask, in which a source of mask 0 adds
             nothing. While learning it gets all candidates and a mask of zeros and ones (blended: of shares); otherwise
             only the active ones and a mask of ones.
@@ -131,18 +131,18 @@ class MaskedStack(nn.Module):
         known = self._shapes.get(key)
         outputs = inputs.outputs(x, self.align, known)
         for layer, members in enumerate(self.layout.layers):
-            together = inputs.layer(layer, outputs) if inputs.by_layer and layer else {}
+            together = inputs.layer(layer, outputs)
             for number in members:
                 module = modules[number]
                 if not inputs.runs(number) and (inputs.by_layer or known is not None):  # else its shape is needed
                     outputs.skip()
                     continue
-                sources = [] if inputs.by_layer else inputs.sources(number, outputs)
+                sources = [] if inputs.by_layer or number in together else inputs.sources(number, outputs)
                 with nullcontext() if alive[number] else without_trace(module, probing=not inputs.learning):
                     if layer == 0:
                         read = inputs.first(x, number)
                     else:
-                        read = together[number] if inputs.by_layer else inputs.one(number, sources)
+                        read = together[number] if number in together else inputs.one(number, sources)
                     if number == len(modules) - 1:
                         read = self.reaching_idle_parameters(read, alive)
                     outputs.append(module(read, *args, **kwargs))

@@ -1,33 +1,51 @@
-"""The networks of the paper: a description (a spec) a family, and `build`, which makes the network of any."""
+"""The families of networks: a description (a spec) of each, and `build`, which makes the network of any."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
 from maskconnect.errors import ConfigError, unknown_name
 from maskconnect.models.blocks import Classifier
 from maskconnect.models.branches import save_memory_
+from maskconnect.models.mixed import MixedSpec, build_mixed, mixed
 from maskconnect.models.resnet import ResNetSpec, build_resnet, resnet
 from maskconnect.models.resnext import ResNeXtSpec, build_resnext, resnext
+from maskconnect.models.spec import Spec
 
-__all__ = ["Classifier", "ResNeXtSpec", "ResNetSpec", "build", "read_spec", "resnet", "resnext", "save_memory_"]
+__all__ = [
+    "Classifier",
+    "MixedSpec",
+    "ResNeXtSpec",
+    "ResNetSpec",
+    "Spec",
+    "build",
+    "mixed",
+    "read_spec",
+    "resnet",
+    "resnext",
+    "save_memory_",
+]
 
-FAMILIES: dict[str, type[ResNetSpec] | type[ResNeXtSpec]] = {spec.FAMILY: spec for spec in (ResNetSpec, ResNeXtSpec)}
+BUILDERS: dict[type[Spec], Callable[[Any], Classifier]] = {
+    ResNetSpec: build_resnet,
+    ResNeXtSpec: build_resnext,
+    MixedSpec: build_mixed,
+}
+FAMILIES: dict[str, type[Spec]] = {spec.FAMILY: spec for spec in BUILDERS}
 
 RETIRED = ("mask_credit",)
 """Options of networks that version 0.1 saved; a trained network does not need them."""
 
 
-def build(spec: ResNetSpec | ResNeXtSpec) -> Classifier:
+def build(spec: Spec) -> Classifier:
     """The network that `spec` describes."""
-    if isinstance(spec, ResNetSpec):
-        return build_resnet(spec)
-    if isinstance(spec, ResNeXtSpec):
-        return build_resnext(spec)
-    raise ConfigError(f"spec is a {type(spec).__name__}; it must be one of ResNetSpec, ResNeXtSpec.")
+    if type(spec) not in BUILDERS:
+        known = ", ".join(kind.__name__ for kind in BUILDERS)
+        raise ConfigError(f"spec is a {type(spec).__name__}; it must be one of {known}.")
+    return BUILDERS[type(spec)](spec)
 
 
-def read_spec(found: Mapping[str, Any]) -> ResNetSpec | ResNeXtSpec:
+def read_spec(found: Mapping[str, Any]) -> Spec:
     """The spec that `spec.describe()` described."""
     options = {name: value for name, value in found.items() if name not in RETIRED}
     family = options.pop("family", None)

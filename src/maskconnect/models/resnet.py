@@ -34,22 +34,34 @@ from maskconnect.models.blocks import (
     preactivation,
     projection,
 )
-from maskconnect.models.spec import Spec
+from maskconnect.models.spec import DepthSpec
 
 BASIC = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
 BOTTLENECK = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResNetSpec(Spec):
+class ResNetSpec(DepthSpec):
     """Which ResNet."""
 
     FAMILY: ClassVar[str] = "resnet"
+    PLAIN: ClassVar[str] = "prev"
+    LAYERED: ClassVar[bool] = False
+
+    @property
+    def title(self) -> str:
+        """What people call this network."""
+        return f"ResNet-{self.depth}"
 
     @property
     def stages(self) -> tuple[int, ...]:
         """How many blocks each stage has."""
         return self.modules_per_stage(2, BASIC | BOTTLENECK)
+
+    @property
+    def modules(self) -> tuple[int, ...]:
+        """Blocks stand one after the other."""
+        return (1,) * sum(self.stages)
 
 
 def build_resnet(spec: ResNetSpec) -> Classifier:

@@ -34,17 +34,19 @@ from maskconnect.models.branches import (
     SharedBatchNorm,
     SharedProjection,
 )
-from maskconnect.models.spec import Spec, one_of
+from maskconnect.models.spec import DepthSpec, one_of
 
 IMAGENET = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 NORMS = ("branch", "sum")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResNeXtSpec(Spec):
+class ResNeXtSpec(DepthSpec):
     """Which ResNeXt: {depth, width, cardinality} and how its branches are joined."""
 
     FAMILY: ClassVar[str] = "resnext"
+    PLAIN: ClassVar[str] = "full"
+    LAYERED: ClassVar[bool] = True
     AGGREGATIONS: ClassVar[tuple[str, ...]] = ("residual", "mean", "sum")
 
     width: int
@@ -64,9 +66,14 @@ class ResNeXtSpec(Spec):
             )
 
     @property
-    def branches(self) -> int:  # type: ignore[override]
-        """How many branches a module has."""
-        return self.cardinality
+    def title(self) -> str:
+        """What people call this network: {depth, width, cardinality}."""
+        return f"ResNeXt {{{self.depth},{self.width},{self.cardinality}}}"
+
+    @property
+    def modules(self) -> tuple[int, ...]:
+        """Every module of the paper is a layer of branches."""
+        return (self.cardinality,) * sum(self.stages)
 
     @property
     def stages(self) -> tuple[int, ...]:

@@ -1,10 +1,11 @@
-"""What all families say of a network, checked once."""
+"""What every family of networks says of a network, checked once."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any, ClassVar
 
 from maskconnect.core.wiring import Layout
@@ -18,10 +19,10 @@ class Spec:
     """The part of a description that is the same for every family. `connectivity` is that of `mc.MaskedStack`."""
 
     FAMILY: ClassVar[str]
-    branches: ClassVar[int | None] = None  # of a module, where it has any
+    PLAIN: ClassVar[str]  # the connectivity of the network that people know, such as a plain ResNet
+    LAYERED: ClassVar[bool]  # whether a layer has branches, which read those of the layer before
     AGGREGATIONS: ClassVar[tuple[str, ...]] = ("mean", "residual", "stream", "sum", "scaled")
 
-    depth: int
     num_classes: int
     fan_in: int | None = None
     connectivity: str | Sequence[Any] = "learned"
@@ -33,7 +34,7 @@ class Spec:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("depth", "num_classes", "in_channels"):
+        for name in ("num_classes", "in_channels"):
             within(name, getattr(self, name))
         if isinstance(self.fan_in, int):  # what else is wrong with it, the stack says
             at_most("fan_in", self.fan_in)
@@ -44,29 +45,63 @@ class Spec:
 
     @property
     @abstractmethod
+    def title(self) -> str:
+        """What people call this network: `ResNet-38`."""
+
+    @property
+    @abstractmethod
+    def size(self) -> str:
+        """The field that says how large it is, and its value: `depth 38`."""
+
+    @property
+    @abstractmethod
     def stages(self) -> tuple[int, ...]:
-        """How many modules each stage has."""
+        """How many layers each stage has."""
+
+    @property
+    @abstractmethod
+    def modules(self) -> tuple[int, ...]:
+        """How many modules each layer has."""
 
     @property
     def layout(self) -> Layout:
-        """How many modules stand in each layer of the network."""
-        branches = self.branches
-        return Layout((branches or 1,) * sum(self.stages), branches is not None, self.aggregation == "stream")
+        """How the modules of the network are laid out."""
+        return Layout(self.modules, self.LAYERED, self.aggregation == "stream")
+
+    @property
+    def module_kinds(self) -> tuple[str, ...]:
+        """What each module does, in the order in which they run; empty where all do the same."""
+        return ()
 
     def _check_together(self) -> None:
-        """Depth and branches together must not ask for more than can be built in seconds."""
-        layers, branches = sum(self.stages), self.branches
-        modules = layers * (branches or 1)
-        connections = layers * (layers - 1) // 2 if branches is None else (layers - 1) * branches**2
+        """All sizes together must not ask for more than can be built in seconds."""
+        modules = sum(self.modules)
+        connections = sum(a * b for a, b in pairwise(self.modules)) if self.LAYERED else modules * (modules - 1) // 2
         if modules > MODULES or connections > CONNECTIONS:
             raise ConfigError(
-                f"depth {self.depth} makes {modules:,} modules that could learn {connections:,} connections; the "
+                f"{self.size} makes {modules:,} modules that could learn {connections:,} connections; the "
                 f"limits are {MODULES:,} and {CONNECTIONS:,}."
             )
 
     def describe(self) -> dict[str, Any]:
         """The spec as plain data; `maskconnect.models.read_spec` reads it back."""
         return {"family": self.FAMILY, **asdict(self)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DepthSpec(Spec):
+    """The same for networks of equal modules, as many as the depth says."""
+
+    depth: int
+
+    def __post_init__(self) -> None:
+        within("depth", self.depth)
+        super().__post_init__()
+
+    @property
+    def size(self) -> str:
+        """The field that says how large it is, and its value."""
+        return f"depth {self.depth}"
 
     def modules_per_stage(self, layers_per_block: int, imagenet: Mapping[int, tuple[int, ...]]) -> tuple[int, ...]:
         """How many modules each stage has: n, n, n for CIFAR and Mini-ImageNet, where the depth is 3*layers*n + 2."""

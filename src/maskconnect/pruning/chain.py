@@ -157,7 +157,7 @@ class Chain:
             if isinstance(aggregation, nn.Module):
                 return self.graph.call_module("aggregation", (sources, ones))
             return self.graph.call_function(_function(aggregation), (sources, ones))
-        if aggregation == "scaled":
+        if aggregation == "scaled" and target < len(self.places):
             return self._scaled(sources, target)
         first, *others = sources
         if not others:

@@ -20,7 +20,7 @@ from maskconnect.recipes.fields import read
 from maskconnect.recipes.schema import Recipe
 
 HOME = Path(__file__).parent
-FOLDERS = ("quick", "strong", "paper")
+FOLDERS = ("quick", "discover", "strong", "paper")
 SAME = ("name", "about", "seed", "init_from")
 """Fields that do not make another experiment of a recipe."""
 

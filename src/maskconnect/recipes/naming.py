@@ -22,10 +22,8 @@ FIELDS = 3
 
 
 def network_name(model: Network) -> str:
-    """`ResNet-38`, `ResNeXt {29,8,8}`."""
-    if model.architecture == "resnet":
-        return f"ResNet-{model.depth}"
-    return f"ResNeXt {{{model.depth},{model.width},{model.cardinality}}}"
+    """`ResNet-38`, `ResNeXt {29,8,8}`, `Mixed {1+1+1,32,9}`."""
+    return model.shape.title
 
 
 def data_name(recipe: Recipe) -> str:

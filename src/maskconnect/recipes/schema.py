@@ -17,12 +17,15 @@ from maskconnect.data.augment import Augmentation
 from maskconnect.data.catalog import NAMES
 from maskconnect.errors import ConfigError, MaskConnectError, cut, integer, shown, text, unknown_name
 from maskconnect.limits import within
-from maskconnect.models import ResNetSpec, ResNeXtSpec
+from maskconnect.models import FAMILIES, Spec
+from maskconnect.models.kinds import KINDS
 
-ARCHITECTURES = ("resnet", "resnext")
 LABELS = ("fine", "coarse")
 WAYS = ("draw", "blend")
-JOINS = {"resnet": "mean", "resnext": "residual"}
+NEEDS = {"resnet": ("depth",), "resnext": ("depth", "width", "cardinality"), "mixed": ("layers", "width")}
+"""The sizes that a network of each family must have."""
+MAY_HAVE = {"resnet": (), "resnext": ("norm",), "mixed": ("kinds",)}
+JOINS = {"resnet": "mean", "resnext": "residual", "mixed": "mean"}
 """How a recipe that does not name its aggregation joins sources. Every recipe that is written names it, so that results
 keep their meaning whatever becomes the default of `mc.resnet`."""
 
@@ -67,13 +70,17 @@ class Data:
 class Network:
     """Which network; what its classes and channels are, the data say."""
 
-    architecture: str  # "resnet" or "resnext"
-    depth: int
-    width: int | None = None  # of resnext: the bottleneck of a branch of the first stage
+    architecture: str  # "resnet", "resnext" or "mixed"
+    depth: int | None = None  # of resnet and resnext
+    layers: tuple[int, ...] | None = None  # of mixed: how many each stage has
+    width: int | None = None  # of resnext: the bottleneck of a branch of the first stage; of mixed: a branch of it
     cardinality: int | None = None  # of resnext: branches of a module
+    kinds: tuple[str, ...] | None = None  # of mixed: what the branches of a layer do; left out: one of each kind
     fan_in: int | None = None  # K
     connectivity: Any = "learned"  # or "prev", "full", "random", or an explicit wiring
-    aggregation: str | None = None  # "residual", "mean", "sum"; resnet also "stream", "scaled". Left out: JOINS
+    aggregation: str | None = (
+        None  # "residual", "mean", "sum", "stream", "scaled", as the family has them. Left out: JOINS
+    )
     norm: str | None = None  # of resnext: "branch" (the default) or "sum"
     stem: str = "cifar"  # or "mini", "imagenet"
     mask_init: str | float = "uniform"
@@ -92,46 +99,54 @@ class Network:
             raise ConfigError(f"model.{error}") from None
 
     @property
+    def shape(self) -> Spec:
+        """The description but for what the data and the seed say."""
+        return self.spec(num_classes=2, in_channels=3, seed=0)
+
+    @property
     def stages(self) -> tuple[int, ...]:
         """How many modules each stage has."""
-        return self.spec(num_classes=2, in_channels=3, seed=0).stages
+        return self.shape.stages
 
     def layout(self) -> Layout:
         """How many blocks stand in each layer of the network."""
-        return self.spec(num_classes=2, in_channels=3, seed=0).layout  # which also checks what it can
+        return self.shape.layout  # which also checks what it can
 
-    def spec(self, *, num_classes: int, in_channels: int, seed: int) -> ResNetSpec | ResNeXtSpec:
+    def spec(self, *, num_classes: int, in_channels: int, seed: int) -> Spec:
         """The description that `maskconnect.models.build` takes."""
-        if self.architecture not in ARCHITECTURES:
-            raise unknown_name("model.architecture", self.architecture, ARCHITECTURES)
+        if self.architecture not in FAMILIES:
+            raise unknown_name("model.architecture", self.architecture, FAMILIES)
         if self.connectivity in ("learned", "random") and self.fan_in is None:
             raise ConfigError(
                 f"model.fan_in is missing; {self.connectivity} connectivity needs it, such as model.fan_in=4."
             )
-        named = {name: getattr(self, name) for name in ("aggregation", "norm", "width", "cardinality")}
-        given = {name: value for name, value in named.items() if value is not None}
-        common: dict[str, Any] = {
-            **{"depth": self.depth, "fan_in": self.fan_in, "connectivity": self.connectivity, "stem": self.stem},
-            **{
-                "mask_init": self.mask_init,
-                "use_all": self.use_all,
-                "num_classes": num_classes,
-                "in_channels": in_channels,
-                "seed": seed,
-            },
-        }
+        common = ("aggregation", "fan_in", "connectivity", "stem", "mask_init", "use_all")
         try:
-            if self.architecture == "resnext":
-                for name in ("width", "cardinality"):
-                    if name not in given:
-                        raise ConfigError(f"{name} is missing; a resnext needs it.")
-                return ResNeXtSpec(**common, **given)
-            for name in ("width", "cardinality", "norm"):
-                if name in given:
-                    raise ConfigError(f"{name} is {shown(given[name])}; only a resnext has it.")
-            return ResNetSpec(**common, **given)
+            sizes = self._sizes()
+            shared = {name: getattr(self, name) for name in common}
+            return FAMILIES[self.architecture](
+                **shared, **sizes, num_classes=num_classes, in_channels=in_channels, seed=seed
+            )
         except ConfigError as error:
             raise ConfigError(f"model.{error}") from None
+
+    def _sizes(self) -> dict[str, Any]:
+        """The fields that only some families have."""
+        needed = NEEDS[self.architecture]
+        allowed = (*needed, *MAY_HAVE[self.architecture])
+        every = dict.fromkeys(name for names in (*NEEDS.values(), *MAY_HAVE.values()) for name in names)
+        given = {name: getattr(self, name) for name in every if getattr(self, name) is not None}
+        for name in needed:
+            if name not in given:
+                raise ConfigError(f"{name} is missing; a {self.architecture} needs it.")
+        for name, value in given.items():
+            if name not in allowed:
+                owners = [family for family in NEEDS if name in (*NEEDS[family], *MAY_HAVE[family])]
+                raise ConfigError(f"{name} is {shown(value)}; only a {' or '.join(owners)} has it.")
+        for kind in given.get("kinds", ()):
+            if kind not in KINDS:
+                raise unknown_name("kinds", kind, KINDS)
+        return given
 
 
 @dataclass(frozen=True, kw_only=True)

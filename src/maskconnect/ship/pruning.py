@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from maskconnect.core.lookup import masks_of
 from maskconnect.errors import ConfigError, integer
-from maskconnect.models import Classifier, ResNetSpec, build, read_spec
+from maskconnect.models import Classifier, build, read_spec
 from maskconnect.pruning.prune import prune_and_compare, pruned_parameters
 from maskconnect.pruning.verify import tolerance
 from maskconnect.ship.measure import Times, latency, macs
@@ -127,7 +127,7 @@ def report_of(
         say(f"counting what {measures.draws} random wirings would lose")
         random = random_pruning(model, draws=measures.draws)
     return Report(
-        plain=None if plain is None else _name(model),
+        plain=read_spec(model.describe()).title if isinstance(model, Classifier) else None,
         modules=_modules(model),
         parameters=_parameters(model, network),
         macs={
@@ -142,15 +142,6 @@ def report_of(
     )
 
 
-def _name(model: nn.Module) -> str:
-    """What people call the plain network of the same spec."""
-    assert isinstance(model, Classifier)
-    spec = read_spec(model.describe())
-    if isinstance(spec, ResNetSpec):
-        return f"ResNet-{spec.depth}"
-    return f"ResNeXt {{{spec.depth},{spec.width},{spec.cardinality}}}"
-
-
 def _example(saved: Saved) -> Tensor:
     """Pictures of noise, as large as those that the network reads."""
     if saved.preprocessing is None:
@@ -161,13 +152,12 @@ def _example(saved: Saved) -> Tensor:
 
 
 def _plain(model: nn.Module, example: Tensor, *, fold: bool, merge: bool) -> nn.Module | None:
-    """Plain ResNet or ResNeXt of the same spec, in the same form as the pruned network."""
+    """The network of the same spec with the wiring that people know, in the same form as the pruned network."""
     if not isinstance(model, Classifier):
         return None
     spec = read_spec(model.describe())
-    rule = "prev" if isinstance(spec, ResNetSpec) else "full"
     with torch.random.fork_rng([]):
-        network = build(replace(spec, connectivity=rule, fan_in=None)).to(example).eval()
+        network = build(replace(spec, connectivity=spec.PLAIN, fan_in=None)).to(example).eval()
     return prune_and_compare(network, (example,), fold=fold, merge=merge)[0].eval()
 
 

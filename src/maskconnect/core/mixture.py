@@ -1,0 +1,90 @@
+"""The inputs of a whole layer by one matrix product: the fast path of blended masks (Eq. 1).
+
+While masks are blended, every target of a layer reads every branch of the layer before. With the branches as the rows
+of a matrix Y and the masks as a matrix M, X = M Y are all inputs, and the gradients are products too:
+
+    dl/dM = G Y^T      dl/dY = M^T G      G = dl/dX
+
+so every branch goes through memory once, and not once per target. `aggregate.py` has the formulas of one target.
+
+Shape letters: T targets, S sources, P positions (all numbers of an output).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maskconnect.core.align import layout_of
+from maskconnect.core.reference import first_order, is_reference
+
+
+def mixes(sources: Sequence[Any]) -> bool:
+    """Whether these outputs can be rows of a matrix."""
+    if is_reference() or torch.compiler.is_compiling() or len(sources) < 2:
+        return False
+    first = sources[0]
+    return type(first) is Tensor and all(
+        type(y) is Tensor
+        and y.dtype == first.dtype in (torch.float32, torch.float64)
+        and y.shape == first.shape
+        and y.device == first.device
+        and not y.is_nested
+        for y in sources
+    )
+
+
+def mixture(mask_TS: Tensor, divisor_T: Sequence[float], credit: str, sources: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """What each target reads: the sum of all sources, each times its mask, divided."""
+    made: tuple[Tensor, ...] = _Mixture.apply(mask_TS, tuple(divisor_T), credit, *sources)  # type: ignore[no-untyped-call]
+    return made
+
+
+class _Mixture(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, mask_TS: Tensor, divisor_T: tuple[float, ...], credit: str, *sources: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.divisor_T1 = mask_TS.new_tensor(divisor_T)[:, None]
+        ctx.credit, ctx.last = credit, layout_of(sources[0]) == torch.channels_last
+        ctx.save_for_backward(mask_TS, *sources)
+        ctx.set_materialize_grads(False)
+        weight_TS = (mask_TS / ctx.divisor_T1).to(sources[0].dtype)
+        return _images(weight_TS @ _rows(sources, ctx.last), sources[0], ctx.last)
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        mask_TS, *sources = ctx.saved_tensors
+        like = sources[0]
+        grad_TP = _rows([torch.zeros_like(like) if grad is None else grad for grad in grads], ctx.last)
+        weight_TS = (mask_TS / ctx.divisor_T1).to(like.dtype)
+        grad_TS = None
+        if ctx.needs_input_grad[0]:
+            source_SP = _rows(sources, ctx.last)
+            grad_TS = (grad_TP @ source_SP.T).to(mask_TS.dtype) / ctx.divisor_T1
+            if ctx.credit == "new":  # without what lies along the input that is there
+                x_TP = weight_TS @ source_SP
+                along_T1 = (x_TP * grad_TP).sum(dim=1, keepdim=True) / ctx.divisor_T1
+                length_T1 = x_TP.square().sum(dim=1, keepdim=True).clamp_min_(torch.finfo(like.dtype).tiny)
+                grad_TS -= (along_T1 / length_T1) * (x_TP @ source_SP.T)
+        back = _images(weight_TS.T @ grad_TP, like, ctx.last)
+        needed = ctx.needs_input_grad[3:]
+        return grad_TS, None, None, *(grad if needs else None for grad, needs in zip(back, needed, strict=True))
+
+
+def _rows(tensors: Sequence[Tensor], channels_last: bool) -> Tensor:
+    """Tensors as the rows of a matrix, in the order in which their numbers lie in memory."""
+    ordered = [y.permute(0, 2, 3, 1) for y in tensors] if channels_last else tensors
+    return torch.stack(list(ordered)).flatten(1)
+
+
+def _images(matrix: Tensor, like: Tensor, channels_last: bool) -> tuple[Tensor, ...]:
+    """The rows of a matrix as tensors of the shape of `like`."""
+    if not channels_last:
+        return tuple(row.view(like.shape) for row in matrix)
+    n, c, h, w = like.shape
+    return tuple(row.view(n, h, w, c).permute(0, 3, 1, 2) for row in matrix)
