@@ -8,7 +8,7 @@ import torch
 
 import maskconnect as mc
 from maskconnect.core.wiring import Layout
-from maskconnect.report.wires import Scene
+from maskconnect.report.scene import Scene
 
 GOLDEN = Path(__file__).parent / "golden"
 SPACE = "{http://www.w3.org/2000/svg}"

@@ -11,7 +11,7 @@ from page_speed import slider_steps
 
 from maskconnect.core.wiring import reaching_output
 from maskconnect.report.runs import read_run
-from maskconnect.report.wires import Scene
+from maskconnect.report.scene import Scene
 from maskconnect.report.write import write_page
 from maskconnect.training.folder import find_runs
 
@@ -25,7 +25,7 @@ def drawn(page):
 
 
 def expected(wires):
-    scene = Scene(wires.layout)
+    scene = wires.scene
     return sorted(scene.path(edge.source, edge.target) for edge in wires.edges)
 
 

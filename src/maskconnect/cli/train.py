@@ -99,6 +99,10 @@ def run(args: argparse.Namespace) -> int:
         from maskconnect.cli.table import show_summary
 
         show_summary(summary, recipe, out)
+        if recipe.model.shape.module_kinds:
+            from maskconnect.cli.architecture import show_architecture
+
+            show_architecture(out)
     return code
 
 

@@ -69,6 +69,11 @@ class MixedSpec(Spec):
         return f"layers {list(self.layers)}"
 
     @property
+    def plain_words(self) -> str:
+        """What the network of `PLAIN` connectivity is."""
+        return f"a chain of {self.kinds[0]}"
+
+    @property
     def stages(self) -> tuple[int, ...]:
         """How many layers each stage has; the last one has the reader too."""
         return (*self.layers[:-1], self.layers[-1] + 1)

@@ -54,6 +54,11 @@ class ResNetSpec(DepthSpec):
         return f"ResNet-{self.depth}"
 
     @property
+    def plain_words(self) -> str:
+        """What the network of `PLAIN` connectivity is."""
+        return "as in plain ResNet"
+
+    @property
     def stages(self) -> tuple[int, ...]:
         """How many blocks each stage has."""
         return self.modules_per_stage(2, BASIC | BOTTLENECK)

@@ -71,6 +71,11 @@ class ResNeXtSpec(DepthSpec):
         return f"ResNeXt {{{self.depth},{self.width},{self.cardinality}}}"
 
     @property
+    def plain_words(self) -> str:
+        """What the network of `PLAIN` connectivity is."""
+        return "as in plain ResNeXt"
+
+    @property
     def modules(self) -> tuple[int, ...]:
         """Every module of the paper is a layer of branches."""
         return (self.cardinality,) * sum(self.stages)

@@ -69,6 +69,11 @@ class Spec:
         return Layout(self.modules, self.LAYERED, self.aggregation == "stream")
 
     @property
+    @abstractmethod
+    def plain_words(self) -> str:
+        """What the network of `PLAIN` connectivity is: `as in plain ResNet`."""
+
+    @property
     def module_kinds(self) -> tuple[str, ...]:
         """What each module does, in the order in which they run; empty where all do the same."""
         return ()

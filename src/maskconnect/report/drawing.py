@@ -15,7 +15,8 @@ from maskconnect.core.lookup import masks_of, wiring_of
 from maskconnect.core.masks import ConnectivityMasks
 from maskconnect.core.stack import MaskedStack
 from maskconnect.errors import ConfigError
-from maskconnect.report.wires import Edge, Scene, Wires, wires_of
+from maskconnect.report.scene import Scene
+from maskconnect.report.wires import Edge, Wires, wires_of
 
 KINDS = (".svg", ".png")
 NOTE = "Stronger lines have larger real masks. Dashed blocks cannot reach the output."
@@ -40,6 +41,15 @@ STYLE = """\
 .maskconnect path.end,.maskconnect path.lost{stroke:#656c76}
 }"""
 
+KINDS_STYLE = """\
+.maskconnect .block text{fill:#1f2328;text-anchor:middle}
+.maskconnect .unused text{fill:#8c959f}
+@media(prefers-color-scheme:dark){
+.maskconnect .block text{fill:#f0f6fc}
+.maskconnect .unused text{fill:#656c76}
+}"""
+"""Added where blocks have kinds."""
+
 
 @dataclass(frozen=True)
 class Panel:
@@ -51,7 +61,7 @@ class Panel:
     @property
     def scene(self) -> Scene:
         """Where everything is."""
-        return Scene(self.wires.layout)
+        return self.wires.scene
 
     @property
     def width(self) -> int:
@@ -84,9 +94,10 @@ class Drawing:
         """The picture."""
         size = f'viewBox="0 0 {self.width} {self.height}" width="{self.width}" height="{self.height}"'
         name = html.escape("; ".join(panel.title for panel in self.panels), quote=True)
+        style = f"{STYLE}\n{KINDS_STYLE}" if any(panel.wires.kinds for panel in self.panels) else STYLE
         lines = [
             f'<svg xmlns="http://www.w3.org/2000/svg" class="maskconnect" {size} role="img" aria-label="{name}">',
-            f"<style>\n{STYLE}\n</style>",
+            f"<style>\n{style}\n</style>",
             f'<rect class="paper" width="{self.width}" height="{self.height}" rx="8"/>',
         ]
         for x, panel in self.places():
@@ -116,12 +127,17 @@ def _panel(panel: Panel) -> Iterator[str]:
         yield f'<text x="{scene.middle}" y="{y}" text-anchor="middle">{word}</text>'
     for layer, members in scene.numbered():
         yield f'<text x="{LABEL}" y="{scene.ys[members.start] + 4}" text-anchor="end">{layer}</text>'
-    half = scene.side // 2
-    for k, alive in enumerate(wires.alive):
-        box = f'x="{scene.xs[k] - half}" y="{scene.ys[k] - half}" width="{scene.side}" height="{scene.side}"'
-        kind = "block" if alive else "block unused"
-        yield f'<g class="{kind}"><title>{describe(wires, k)}</title><rect {box} rx="{max(2, scene.side // 6)}"/></g>'
+    yield from (_block(wires, scene, k) for k in range(len(wires.alive)))
     yield "</g>"
+
+
+def _block(wires: Wires, scene: Scene, k: int) -> str:
+    x, y = scene.xs[k], scene.ys[k]
+    place = f'x="{x - scene.wide // 2}" y="{y - scene.side // 2}" width="{scene.wide}" height="{scene.side}"'
+    label = f'<text x="{x}" y="{y + 4}">{html.escape(scene.labels[k])}</text>' if scene.labels else ""
+    look = "block" if wires.alive[k] else "block unused"
+    title = f"<title>{html.escape(describe(wires, k), quote=False)}</title>"
+    return f'<g class="{look}">{title}<rect {place} rx="{max(2, scene.side // 6)}"/>{label}</g>'
 
 
 LABEL = 30
@@ -129,11 +145,17 @@ LABEL = 30
 
 
 def describe(wires: Wires, k: int) -> str:
-    """What a block reads, in words."""
-    place, name = wires.layout.places, wires.layout.name
-    read = [f"{place[s][1] if wires.layout.layered else s} ({v:.2f})" for s, v in _sources(wires, k)]
+    """What a block is and what it reads, in words."""
+    read = [f"{_short(wires, s)} ({v:.2f})" for s, v in _sources(wires, k)]
     reads = f"reads {', '.join(read)}" if read else "reads the input"
-    return f"{name(k)} {reads}" + ("" if wires.alive[k] else "; it cannot reach the output")
+    kind, name = wires.kinds[k] if wires.kinds else "", wires.layout.name(k)
+    return f"{f'{kind} ({name})' if kind else name} {reads}" + ("" if wires.alive[k] else "; it cannot reach the output")
+
+
+def _short(wires: Wires, k: int) -> str:
+    """A source: its number, after its kind."""
+    number = f"{wires.layout.places[k][1] if wires.layout.layered else k}"
+    return f"{wires.kinds[k]} {number}".strip() if wires.kinds else number
 
 
 def _sources(wires: Wires, k: int) -> Iterator[tuple[int, float]]:
@@ -162,7 +184,7 @@ def crowding(wires: Wires) -> float:
     """1 where there is room, down to 0.4 where many wires run side by side."""
     fan_in = len(wires.edges) / max(1, len(wires.layout.targets))
     beside = 2.4 / math.sqrt(fan_in) if fan_in else 1.0
-    return max(0.4, min(1.0, beside) * min(1.0, Scene(wires.layout).side / 14))
+    return max(0.4, min(1.0, beside) * min(1.0, wires.scene.side / 14))
 
 
 def daylight(wires: Wires) -> float:
@@ -182,6 +204,9 @@ def _text_width(text: str, letter: float) -> int:
 def draw(model: nn.Module, path: str | os.PathLike[str] | None = None) -> Drawing:
     """Draw the wiring of every stack in a model: what is frozen, or the top-K of masks that are still learned.
 
+    A block whose module has a `kind` shows that text, as those of `mc.mixed` do. In a stack of your own, set it before:
+    `module.kind = "attention"`.
+
     Args:
         model: any model with `mc.MaskedStack`s in it, before it is pruned.
         path: a file to write, .svg or .png (which needs matplotlib); an older one is replaced.
@@ -198,7 +223,7 @@ def draw(model: nn.Module, path: str | os.PathLike[str] | None = None) -> Drawin
             "the masks are on the meta device, where they have no values; draw the model before, or after."
         )
     stacks = [(name, part) for name, part in model.named_modules() if isinstance(part, MaskedStack)]
-    panels = tuple(Panel(_title(name, stack, alone=len(stacks) == 1), wires_of(stack.masks)) for name, stack in stacks)
+    panels = tuple(Panel(_title(name, stack, alone=len(stacks) == 1), wires_of(stack)) for name, stack in stacks)
     drawing = Drawing(panels, NOTE)
     if place is not None:
         try:

@@ -196,12 +196,15 @@ def _panel(axes: Axes, panel: Panel, x: float, y: float) -> None:
         axes.text(x + scene.middle, y + at, word, fontsize=8, color=SOFT, ha="center")
     for layer, members in scene.numbered():
         axes.text(x + LABEL, y + scene.ys[members.start] + 4, str(layer), fontsize=8, color=SOFT, ha="right")
-    half, corner = scene.side / 2, max(2, scene.side // 6)
+    wide, side, corner = scene.wide, scene.side, max(2, scene.side // 6)
     for k, alive in enumerate(wires.alive):
         edge: dict[str, Any] = {"ec": INK, "lw": 1.0} if alive else {"ec": FAINT, "lw": 0.7, "ls": (0, (3, 2))}
-        place = (x + scene.xs[k] - half, y + scene.ys[k] - half)
+        place = (x + scene.xs[k] - wide / 2, y + scene.ys[k] - side / 2)
         box = f"round,pad=0,rounding_size={corner}"
-        axes.add_patch(FancyBboxPatch(place, scene.side, scene.side, boxstyle=box, fc="white", zorder=3, **edge))
+        axes.add_patch(FancyBboxPatch(place, wide, side, boxstyle=box, fc="white", zorder=3, **edge))
+        if scene.labels:
+            look: dict[str, Any] = {"fontsize": 7.9, "color": INK if alive else FAINT, "zorder": 4, "ha": "center"}
+            axes.text(x + scene.xs[k], y + scene.ys[k] + 4, scene.labels[k], **look)
 
 
 def _by_look(panel: Panel) -> list[tuple[float, bool, str]]:

@@ -57,12 +57,17 @@
         readers[sources[k][i]].push(k);
       }
     }
+    return { sources, values, readers, alive: reaching(run, sources), sure: !run.learned };
+  }
+
+  // Which blocks can reach the output.
+  function reaching(run, sources) {
     const alive = new Array(run.count).fill(false);
     for (let k = run.count - 1; k >= 0; k--) {
       if (run.layer[k] === run.sizes.length - 1) alive[k] = true;
       if (alive[k]) for (const s of sources[k]) alive[s] = true;
     }
-    return { sources, values, readers, alive, sure: !run.learned };
+    return alive;
   }
 
   // The same lines as scene.py draws.
@@ -70,7 +75,7 @@
     const half = run.side >> 1, x1 = run.xs[s], y1 = run.ys[s], x2 = run.xs[k], y2 = run.ys[k];
     if (run.layered) return `M${x1} ${y1 + half}L${x2} ${y2 - half}`;
     if (k - s === 1) return `M${x1} ${y1 + half}V${y2 - half}`;
-    const edge = x1 + half, bulge = run.bulges[k - s], out = edge + bulge;
+    const edge = x1 + (run.wide >> 1), bulge = run.bulges[k - s], out = edge + bulge;
     if (run.bends.length) {
       const points = run.bends.map(([far, on]) => `L${Math.floor(edge + bulge * far + 0.5)} ${Math.floor(y1 + (y2 - y1) * on + 0.5)}`);
       return `M${edge} ${y1}${points.join("")}L${edge} ${y2}`;
@@ -78,8 +83,11 @@
     return `M${edge} ${y1}C${out} ${y1} ${out} ${y2} ${edge} ${y2}`;
   }
 
-  const name = (run, k) => run.layered ? `branch ${run.branch[k]} of module ${run.layer[k]}` : `block ${k}`;
-  const short = (run, k) => run.layered ? `${run.branch[k]}` : `${k}`;
+  const named = run => run.kinds.length > 0;  // whether blocks have kinds, such as conv3x3
+  const unit = run => named(run) ? "layer" : "module";
+  const name = (run, k) => run.layered ? `branch ${run.branch[k]} of ${unit(run)} ${run.layer[k]}` : `block ${k}`;
+  const title = (run, k) => named(run) ? `${run.kinds[k]}, ${name(run, k)}` : name(run, k);
+  const short = (run, k) => (named(run) ? `${run.kinds[k]} ` : "") + (run.layered ? `${run.branch[k]}` : `${k}`);
 
   function stage(svg, run, [thin, light], width = run.width) {
     svg.setAttribute("viewBox", `0 0 ${width} ${run.height}`);
@@ -99,12 +107,13 @@
   }
 
   function blocks(svg, run) {
-    const half = run.side >> 1;
+    const half = run.side >> 1, across = run.wide >> 1;
     const all = make("g", {}, svg);
     return Array.from({ length: run.count }, (_, k) => {
-      const group = make("g", { class: "block", "data-k": k, tabindex: k ? -1 : 0, role: "button", "aria-label": name(run, k) }, all);
-      make("rect", { x: run.xs[k] - half, y: run.ys[k] - half, width: run.side, height: run.side,
+      const group = make("g", { class: "block", "data-k": k, tabindex: k ? -1 : 0, role: "button", "aria-label": title(run, k) }, all);
+      make("rect", { x: run.xs[k] - across, y: run.ys[k] - half, width: run.wide, height: run.side,
         rx: Math.max(2, Math.floor(run.side / 6)) }, group);
+      if (named(run)) make("text", { x: run.xs[k], y: run.ys[k] + 4, class: "x" }, group, run.kinds[k]);
       return group;
     });
   }
@@ -131,22 +140,26 @@
   }
 
   function usual(svg, run) {
-    const layer = stage(svg, run, run.usual, run.layered ? run.width : 2 * run.middle), frame = { sources: [], values: [], alive: [], sure: true };
+    const layer = stage(svg, run, run.usual, run.layered ? run.width : 2 * run.middle), frame = { sources: [], values: [], sure: true };
+    const full = run.plain === "full";
     for (let k = 0; k < run.count; k++) {
-      const above = run.layer[k] - 1, start = run.starts[above];
-      const sources = above < 0 ? [] : run.layered ? run.sizes[above] : 1;
-      frame.sources.push(above < 0 ? [] : Array.from({ length: sources }, (_, i) => start + i));
-      frame.values.push(frame.sources[k].map(() => 1 / frame.sources[k].length));
-      frame.alive.push(true);
+      const above = run.layer[k] - 1, start = run.starts[above], size = run.sizes[above];
+      const sources = above < 0 ? [] : full ? Array.from({ length: size }, (_, i) => start + i) : [start + run.branch[k] % size];
+      frame.sources.push(sources);
+      frame.values.push(sources.map(() => 1 / sources.length));
     }
-    if (run.layered && run.first > 16) {  // so many that they are a surface
+    frame.alive = reaching(run, frame.sources);
+    if (full && run.first > 16) {  // so many that they are a surface
       const half = run.side >> 1, d = run.starts.slice(1).map((k, i) => {
         const s = run.starts[i], left = run.xs[s], right = run.xs[k - 1], end = run.starts[i + 2] ?? run.count;
         return `M${left} ${run.ys[s] + half}H${right}L${run.xs[end - 1]} ${run.ys[k] - half}H${run.xs[k]}z`;
       });
       make("path", { class: "all", d: d.join("") }, svg);
     } else show(run, frame, layer);
-    for (const block of blocks(svg, run)) { for (const key of ["tabindex", "role", "aria-label"]) block.removeAttribute(key); }
+    blocks(svg, run).forEach((block, k) => {
+      block.classList.toggle("unused", !frame.alive[k]);
+      for (const key of ["tabindex", "role", "aria-label"]) block.removeAttribute(key);
+    });
   }
 
   function closure(start, next) {
@@ -164,6 +177,7 @@
     const beside = root.querySelector(".usual");
     if (beside) usual(beside, run);
     root.classList.toggle("wideview", run.width > 500);
+    root.classList.toggle("named", named(run));
     const layer = stage(svg, run, run.wiring);
     const up = make("path", { class: "up", "stroke-width": 2 }, svg), down = make("path", { class: "down", "stroke-width": 2 }, svg);
     const squares = blocks(svg, run);
@@ -208,7 +222,8 @@
       });
       panel.replaceChildren();
       if (k === null) { add("p", panel, "Point at a block, or click it."); return; }
-      add("h4", panel, name(run, k));
+      add("h4", panel, named(run) ? run.kinds[k] : name(run, k));
+      if (named(run)) add("p", panel, name(run, k));
       if (run.parameters.length) add("p", panel, `${run.parameters[k].toLocaleString("en")} parameters`);
       if (!frame.alive[k]) add("p", panel, "It cannot reach the output: pruning removes it.");
       if (far) add("p", panel, `All before it: ${ups.size}. All after it: ${downs.size}.`);
@@ -219,7 +234,7 @@
     const last = k => run.layer[k] === run.sizes.length - 1;
 
     function list(k, title, members, values) {
-      const where = run.layered && members.length ? ` branches of module ${run.layer[members[0]]}` : "";
+      const where = run.layered && members.length ? ` branches of ${unit(run)} ${run.layer[members[0]]}` : "";
       add("p", panel, members.length ? title + where : title === "Reads" ? "Reads the input" : last(k) ? "Feeds the output" : "Read by none");
       if (!members.length) return;
       const ul = add("ul", panel);

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
-from maskconnect.recipes.naming import data_name, data_names
+from maskconnect.recipes.naming import WIRINGS, data_name, data_names
 from maskconnect.report import charts
 from maskconnect.report.groups import Group, groups_of
 from maskconnect.report.mistakes import confusion_of, matrix, pictures
@@ -120,11 +120,11 @@ def _run(run: Run, number: int, *, several: bool, most: int) -> str:
 
 def _player(run: Run, number: int) -> str:
     """What the script fills."""
-    layout = run.wires.layout
-    plain = "Fixed-Full, as in plain ResNeXt" if layout.layered else "Fixed-Prev, as in plain ResNet"
+    spec = run.recipe.model.shape
+    plain = html.escape(f"{WIRINGS[spec.PLAIN]}, {spec.plain_words}")
     beside = (
         f"<figure class=view><figcaption>{plain}</figcaption><svg class=usual></svg></figure>"
-        if run.wires.sources != usual_wires(layout).sources
+        if run.wires.sources != usual_wires(spec).sources
         else ""
     )
     controls = (

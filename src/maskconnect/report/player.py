@@ -10,7 +10,7 @@ from typing import Any
 from maskconnect.report.charts import bands_of
 from maskconnect.report.drawing import crowding, daylight
 from maskconnect.report.runs import Frame, Run
-from maskconnect.report.wires import Scene, Wires, usual_wires
+from maskconnect.report.wires import Wires, usual_wires
 
 ROOM = 900_000
 """How many characters the frames of all runs of a page may take together."""
@@ -18,7 +18,7 @@ ROOM = 900_000
 
 def player_of(run: Run, room: int) -> dict[str, Any]:
     """The geometry of a network, and its wiring after every epoch, or after some where all would take too much room."""
-    layout, scene = run.wires.layout, Scene(run.wires.layout)
+    layout, scene, spec = run.wires.layout, run.wires.scene, run.recipe.model.shape
     frames = _some([frame for frame in run.frames if frame.wires.edges], room)
     return {
         "layered": layout.layered,
@@ -26,6 +26,8 @@ def player_of(run: Run, room: int) -> dict[str, Any]:
         "xs": scene.xs,
         "ys": scene.ys,
         "side": scene.side,
+        "wide": scene.wide,
+        "kinds": run.wires.kinds,
         "every": scene.every,
         "bulges": scene.bulges,
         "bends": scene.bends,
@@ -34,7 +36,8 @@ def player_of(run: Run, room: int) -> dict[str, Any]:
         "middle": scene.middle,
         "ends": scene.ends(),
         "wiring": _looks(run.wires),
-        "usual": _looks(usual_wires(layout)),
+        "usual": _looks(usual_wires(spec)),
+        "plain": spec.PLAIN,
         "fan_in": [len(row) for row in run.wires.sources],
         "parameters": run.block_parameters,
         "learned": run.wires.learned,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from maskconnect.core.checks import fan_in_of_targets, fixed_sources
 from maskconnect.core.masks import ConnectivityMasks
 from maskconnect.core.stack import MaskedStack
-from maskconnect.core.wiring import Layout
+from maskconnect.core.wiring import Layout, Sources
 from maskconnect.errors import CheckpointError
 from maskconnect.models import build
 from maskconnect.reading import parse_json, read_text
@@ -203,26 +203,30 @@ def _frames(folder: RunFolder, recipe: Recipe, layout: Layout, last: int | None)
     """
     place = folder.path / "wiring.json"
     fixed = layout.from_plain(folder.wiring(), what=str(place)) if place.exists() else None
-    candidates, model = layout.candidates(), recipe.model
+    candidates, model, kinds = layout.candidates(), recipe.model, recipe.model.shape.module_kinds
     counts = fan_in_of_targets(model.fan_in, layout, candidates)
     if not recipe.learns:
         sources = fixed or fixed_sources(model.connectivity, layout, candidates, counts, recipe.seed)
         assert sources is not None
-        yield Frame(0, fixed_wires(layout, sources))
+        yield Frame(0, fixed_wires(layout, sources, kinds))
         return
     masks = ConnectivityMasks(layout, candidates, counts or [])
+
+    def wires(sources: Sources) -> Wires:
+        return learned_wires(layout, candidates, sources, masks.real.detach(), kinds)
+
     files = {
         int(file.stem.removeprefix("epoch-")): file for file in (folder.path / "masks").glob("epoch-*.safetensors")
     }
     epochs = sorted(epoch for epoch in files if last is None or epoch <= last)
     if not epochs and fixed is None:  # the run has hardly begun
-        yield Frame(0, learned_wires(layout, candidates, masks.top().sources, masks.real.detach()))
+        yield Frame(0, wires(masks.top().sources))
     for epoch in epochs:
         real_TS = folder.tensors(f"masks/{files[epoch].name}")["stack0.real"]
         masks.real.data.copy_(_checked(real_TS, masks.real, files[epoch]))
-        yield Frame(epoch, learned_wires(layout, candidates, masks.top().sources, masks.real.detach()))
+        yield Frame(epoch, wires(masks.top().sources))
     if fixed is not None:
-        yield Frame(epochs[-1] if epochs else 0, learned_wires(layout, candidates, fixed, masks.real.detach()))
+        yield Frame(epochs[-1] if epochs else 0, wires(fixed))
 
 
 def _checked(found: Tensor, like: Tensor, file: Path) -> Tensor:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from maskconnect.errors import ConfigError, MaskConnectError
 from maskconnect.reading import read_bytes
+from maskconnect.recipes.naming import WIRINGS
 from maskconnect.report import charts, figures
 from maskconnect.report.drawing import NOTE, Drawing, Panel, write
 from maskconnect.report.groups import groups_of
@@ -99,8 +100,8 @@ def _figures(runs: Sequence[Run], folder: Path) -> Iterator[str]:
 
 def drawing_of(run: Run) -> Drawing:
     """The wiring of a run, beside that of the plain network (figure 4)."""
-    layout = run.wires.layout
-    usual = Panel("Fixed-Full" if layout.layered else "Fixed-Prev", usual_wires(layout))
+    spec = run.recipe.model.shape
+    usual = Panel(WIRINGS[spec.PLAIN], usual_wires(spec))
     panels = [Panel(run.wiring, run.wires)]
     return Drawing(tuple(panels if run.wires.sources == usual.wires.sources else [usual, *panels]), NOTE)
 

@@ -6,6 +6,7 @@ environment.json     versions, commit, threads, options of every start
 metrics.jsonl        a line some steps, an epoch, the freeze
 masks/               the real masks at the end of every epoch in which they were learned
 wiring.json          which modules feed which, once that is fixed
+wiring.svg           the same as a picture, where modules have kinds
 checkpoints/         to go on from; at least two are kept
 final/               the trained network, what it needs to read images, and its predictions of the test set
 summary.json         what came of it; there is one when the run has ended

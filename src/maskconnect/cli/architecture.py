@@ -1,0 +1,120 @@
+"""The architecture that a run has found: which kinds of branches were kept, their wiring, their code, a picture.
+
+For networks whose modules have kinds, such as `mc.mixed`. Layers and branches are numbered as in the code and in the
+picture.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from maskconnect.cli.table import show_table
+from maskconnect.cli.verb import say
+from maskconnect.errors import MaskConnectError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from maskconnect.report.wires import Wires
+    from maskconnect.ship.saved import Saved
+
+PICTURE = "wiring.svg"
+
+
+def show_architecture(folder: Path) -> None:
+    """Print the architecture of a run that has ended, prove that it computes the same, and write its picture.
+
+    What goes wrong here is printed: the run itself has ended well.
+    """
+    from maskconnect.report.drawing import draw
+    from maskconnect.ship.trained import from_run
+
+    try:
+        saved = from_run(folder)
+        drawing = draw(saved.network)
+        wires = drawing.panels[0].wires
+        if not wires.kinds:
+            return
+        show_wiring(wires)
+        network, words = pruned(saved)
+    except (MaskConnectError, OSError) as error:
+        say(f"the architecture cannot be shown: {error}")
+        return
+    print(f"\n{words}\n\nIts code:\n\n{readable(str(network.code))}\n")
+    write_picture(drawing.svg, folder / PICTURE)
+
+
+def show_wiring(wires: Wires) -> None:
+    """Print which branches of each layer were kept, which were removed, and what the kept ones read."""
+    print("\nThe architecture:\n")
+    show_table(("layer", "kept", "removed"), list(layers_of(wires)))
+    print()
+    for line in reading_of(wires):
+        say(line)
+
+
+def layers_of(wires: Wires) -> Iterator[tuple[str, str, str]]:
+    """For each layer its number, the branches that reach the output, and the others."""
+    names = names_of(wires)
+    for layer, members in enumerate(wires.layout.layers):
+        kept, removed = (", ".join(names[k] for k in members if wires.alive[k] is on) for on in (True, False))
+        yield str(layer), kept, removed
+
+
+def reading_of(wires: Wires) -> Iterator[str]:
+    """For each branch that was kept, what it reads."""
+    names, wide = names_of(wires), max(map(len, names_of(wires)))
+    for k, sources in enumerate(wires.sources):
+        if wires.alive[k]:
+            read = " + ".join(names[s] if wires.layout.layered else f"{s} {names[s]}" for s in sources)
+            yield f"layer {wires.layout.places[k][0]}  {names[k]:{wide}}  reads {read or 'the stem'}"
+
+
+def names_of(wires: Wires) -> list[str]:
+    """Each branch by its kind; with its number where its layer has several of that kind."""
+    found = [""] * len(wires.kinds)
+    for members in wires.layout.layers:
+        kinds = [wires.kinds[k] for k in members]
+        for branch, (k, kind) in enumerate(zip(members, kinds, strict=True)):
+            found[k] = kind if kind and kinds.count(kind) == 1 else f"{kind or 'branch'} ({branch})"
+    return found
+
+
+def pruned(saved: Saved) -> tuple[nn.Module, str]:
+    """The network without the branches that were removed, and in words what that has changed."""
+    from maskconnect.core.lookup import masks_of
+    from maskconnect.pruning.prune import pruned_parameters
+    from maskconnect.ship.pruning import prune_saved
+
+    after, apart = prune_saved(saved, fold=False, merge=False)
+    alive = [on for masks in masks_of(saved.network) for on in masks.settled().alive]
+    count = pruned_parameters(saved.network)
+    same = "are equal to the bit" if not apart else f"differ by {apart:.1e} of the largest at most"
+    return after.network, (
+        f"Pruned: {len(alive)} branches -> {sum(alive)}, {count.weights:,} parameters -> {count.transitive:,}. "
+        f"The outputs of both networks {same}."
+    )
+
+
+def readable(code: str) -> str:
+    """The code of a `torch.fx` graph for people: names are not deleted after use, and parts are indexed."""
+    code = re.sub(r";  (?:\w+ = )+None$", "", code, flags=re.MULTILINE)
+    before = None
+    while before != code:  # from the inside out
+        before, code = code, re.sub(r'getattr\(([^()]*), ("\w+")\)', r"\1[\2]", code)
+    return code.strip()
+
+
+def write_picture(svg: str, place: Path) -> None:
+    """Write the picture, whole or not at all, and print where it is, or why it is not there."""
+    from maskconnect.training.files import write_atomically
+
+    try:
+        write_atomically(place, svg.encode("utf-8", "backslashreplace"))
+    except OSError as error:
+        say(f"no picture: {place} cannot be written: {error.strerror}")
+    else:
+        say(f"picture: {place}")
