@@ -47,7 +47,16 @@ epochs = 1
 lr = 0.001
 """
 
-__all__ = ["Silent", "command", "metrics", "results", "run", "tiny", "train"]
+MIXED = (
+    "model.architecture=mixed",
+    "model.depth=none",
+    "model.layers=[1, 1]",
+    "model.width=4",
+    "model.kinds=['conv3x3', 'maxpool3x3', 'identity', 'globalmean']",
+)
+"""Settings that make the recipe's network one of unlike branches."""
+
+__all__ = ["MIXED", "Silent", "command", "metrics", "results", "run", "tiny", "train"]
 
 TIMES = ("images_per_second", "seconds", "waiting_for_data")
 

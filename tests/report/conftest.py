@@ -35,6 +35,14 @@ def layered(folder):
 
 
 @pytest.fixture(scope="session")
+def mixed(tmp_path_factory):
+    """A learned network of unlike branches."""
+    place = tmp_path_factory.mktemp("mixed")
+    runs.run(runs.tiny(place, *runs.MIXED), place / "run")
+    return read_run(place / "run")
+
+
+@pytest.fixture(scope="session")
 def browser():
     """Chromium."""
     found = programs.needed("chromium")

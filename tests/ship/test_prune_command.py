@@ -117,8 +117,8 @@ def test_a_resnext_is_compared_with_plain_resnext(tmp_path):
     assert report.random is None
     plain = mc.resnext(11, 2, 3, 10, connectivity="full", in_channels=1)
     assert report.parameters["frozen"] == mc.count_parameters(plain).weights
-    assert report.modules[0] == 9
-    assert report.modules[1] == sum(plain_alive(from_run(tmp_path / "run").network))
+    assert report.modules["frozen"] == report.modules["plain"] == 9
+    assert report.modules["pruned"] == sum(plain_alive(from_run(tmp_path / "run").network))
     assert report.macs["pruned"] <= report.macs["frozen"]
     assert pruned.kind == "pruned"
 

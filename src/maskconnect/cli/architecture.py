@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from maskconnect.cli.table import show_table
 from maskconnect.cli.verb import say
-from maskconnect.errors import MaskConnectError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,24 +24,21 @@ PICTURE = "wiring.svg"
 
 
 def show_architecture(folder: Path) -> None:
-    """Print the architecture of a run that has ended, prove that it computes the same, and write its picture.
+    """Print the architecture of a run that has ended, prove that it computes the same, and write its picture."""
+    try:
+        _show(folder)
+    except Exception as error:  # the run itself has ended well
+        say(f"the architecture cannot be shown: {error or type(error).__name__}")
 
-    What goes wrong here is printed: the run itself has ended well.
-    """
+
+def _show(folder: Path) -> None:
     from maskconnect.report.drawing import draw
     from maskconnect.ship.trained import from_run
 
-    try:
-        saved = from_run(folder)
-        drawing = draw(saved.network)
-        wires = drawing.panels[0].wires
-        if not wires.kinds:
-            return
-        show_wiring(wires)
-        network, words = pruned(saved)
-    except (MaskConnectError, OSError) as error:
-        say(f"the architecture cannot be shown: {error}")
-        return
+    saved = from_run(folder)
+    drawing = draw(saved.network)
+    show_wiring(drawing.panels[0].wires)
+    network, words = pruned(saved)
     print(f"\n{words}\n\nIts code:\n\n{readable(str(network.code))}\n")
     write_picture(drawing.svg, folder / PICTURE)
 
@@ -94,18 +90,23 @@ def pruned(saved: Saved) -> tuple[nn.Module, str]:
     count = pruned_parameters(saved.network)
     same = "are equal to the bit" if not apart else f"differ by {apart:.1e} of the largest at most"
     return after.network, (
-        f"Pruned: {len(alive)} branches -> {sum(alive)}, {count.weights:,} parameters -> {count.transitive:,}. "
+        f"Pruned: {len(alive)} blocks -> {sum(alive)}, {count.weights:,} parameters -> {count.transitive:,}. "
         f"The outputs of both networks {same}."
     )
 
 
 def readable(code: str) -> str:
-    """The code of a `torch.fx` graph for people: names are not deleted after use, and parts are indexed."""
+    """The code of a `torch.fx` graph for people: it deletes no names after use, and indexes parts and slices by []."""
     code = re.sub(r";  (?:\w+ = )+None$", "", code, flags=re.MULTILINE)
+    code = re.sub(r"\[\(((?:slice\(None, None, \w+\)(?:, )?)+)\)\]", lambda found: f"[{_slices(found[1])}]", code)
     before = None
     while before != code:  # from the inside out
         before, code = code, re.sub(r'getattr\(([^()]*), ("\w+")\)', r"\1[\2]", code)
     return code.strip()
+
+
+def _slices(text: str) -> str:
+    return re.sub(r"slice\(None, None, (\w+)\)", lambda found: ":" if found[1] == "None" else f"::{found[1]}", text)
 
 
 def write_picture(svg: str, place: Path) -> None:

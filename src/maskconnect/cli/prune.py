@@ -85,11 +85,11 @@ def show_report(report: Report, accuracy: dict[str, float] | None) -> None:
     """The report as a person reads it."""
     from maskconnect.cli.table import show_table
 
-    count, macs, (before, after) = report.parameters, report.macs, report.modules
-    rows: list[tuple[str, ...]] = [("modules", f"{before}", f"{after}", f"{before}")]
-    rows.append(("parameters", f"{count['frozen']:,}", f"{count['transitive']:,}", f"{count['frozen']:,}"))
-    rows.append(("  by the paper's one-step rule", "", f"{count['one_step']:,}", ""))
-    rows.append(("  as saved: folded, merged", "", f"{count['written']:,}", ""))
+    count, macs = report.parameters, report.macs
+    rows: list[tuple[str, ...]] = [("modules", *(_count(report.modules[kind]) for kind in KINDS))]
+    rows.append(("parameters", *(_count(count[kind]) for kind in ("frozen", "transitive", "plain"))))
+    rows.append(("  by the paper's one-step rule", "", _count(count["one_step"]), ""))
+    rows.append(("  as saved: folded, merged", "", _count(count["written"]), ""))
     rows.append(("million multiply-adds", *(_millions(macs[kind]) for kind in KINDS)))
     for timing in (t.describe() for t in report.timings):
         rows.append((f"ms at batch {timing['batch']}", *(_number(timing[f"{kind}_ms"]) for kind in KINDS)))
@@ -139,6 +139,10 @@ def _accuracies(args: argparse.Namespace, frozen: nn.Module, pruned: nn.Module) 
         return {}
     found = accuracies(args.folder, Options(device="cpu", data=args.data), [frozen, pruned])
     return {} if found is None else {"accuracy": dict(zip(("frozen", "pruned"), found, strict=True))}
+
+
+def _count(number: int | None) -> str:
+    return "" if number is None else f"{number:,}"
 
 
 def _millions(macs: int | None) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from maskconnect.core.lookup import masks_of
 from maskconnect.errors import ConfigError, integer
-from maskconnect.models import Classifier, build, read_spec
+from maskconnect.models import Classifier, Spec, build, read_spec
 from maskconnect.pruning.prune import prune_and_compare, pruned_parameters
 from maskconnect.pruning.verify import tolerance
 from maskconnect.ship.measure import Times, latency, macs
@@ -61,8 +61,8 @@ class Report:
     """What pruning has done to a network."""
 
     plain: str | None  # what the plain network is called
-    modules: tuple[int, int]  # of stacks: before, after
-    parameters: dict[str, int]
+    modules: dict[str, int | None]  # of stacks; None where there is no plain network
+    parameters: dict[str, int | None]
     macs: dict[str, int | None]
     timings: tuple[Timing, ...]
     random: RandomPruning | None
@@ -73,7 +73,7 @@ class Report:
         """The report as plain data."""
         return {
             "plain": self.plain,
-            "modules": {"frozen": self.modules[0], "pruned": self.modules[1]},
+            "modules": self.modules,
             "parameters": self.parameters,
             "macs": self.macs,
             "latency": [timing.describe() for timing in self.timings],
@@ -121,15 +121,16 @@ def report_of(
 ) -> Report:
     """What pruning has gained; `fold` and `merge` are how it was done. `say` hears of progress."""
     model, network, example = before.network.eval(), after.network, _example(before)
-    plain = _plain(model, example, fold=fold, merge=merge)
+    spec, whole = _spec(model), _plain(model, example)
+    plain = None if whole is None else prune_and_compare(whole, (example,), fold=fold, merge=merge)[0].eval()
     random = None
     if measures.draws:
         say(f"counting what {measures.draws} random wirings would lose")
         random = random_pruning(model, draws=measures.draws)
     return Report(
-        plain=read_spec(model.describe()).title if isinstance(model, Classifier) else None,
-        modules=_modules(model),
-        parameters=_parameters(model, network),
+        plain=None if spec is None else spec.plain_words if spec.module_kinds else spec.title,
+        modules=_modules(model, whole),
+        parameters=_parameters(model, network, whole),
         macs={
             "frozen": macs(model, example),
             "pruned": macs(network, example),
@@ -151,25 +152,33 @@ def _example(saved: Saved) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(like)
 
 
-def _plain(model: nn.Module, example: Tensor, *, fold: bool, merge: bool) -> nn.Module | None:
-    """The network of the same spec with the wiring that people know, in the same form as the pruned network."""
-    if not isinstance(model, Classifier):
+def _spec(model: nn.Module) -> Spec | None:
+    return read_spec(model.describe()) if isinstance(model, Classifier) else None
+
+
+def _plain(model: nn.Module, example: Tensor) -> nn.Module | None:
+    """The network of the same spec with the wiring that people know."""
+    spec = _spec(model)
+    if spec is None:
         return None
-    spec = read_spec(model.describe())
     with torch.random.fork_rng([]):
-        network = build(replace(spec, connectivity=spec.PLAIN, fan_in=None)).to(example).eval()
-    return prune_and_compare(network, (example,), fold=fold, merge=merge)[0].eval()
+        return build(replace(spec, connectivity=spec.PLAIN, fan_in=None)).to(example).eval()
 
 
-def _modules(model: nn.Module) -> tuple[int, int]:
-    alive = [on for masks in masks_of(model) for on in masks.settled().alive]
-    return len(alive), sum(alive)
+def _modules(model: nn.Module, plain: nn.Module | None) -> dict[str, int | None]:
+    alive = _alive(model)
+    return {"frozen": len(alive), "pruned": sum(alive), "plain": None if plain is None else sum(_alive(plain))}
 
 
-def _parameters(model: nn.Module, network: nn.Module) -> dict[str, int]:
+def _alive(model: nn.Module) -> list[bool]:
+    return [on for masks in masks_of(model) for on in masks.settled().alive]
+
+
+def _parameters(model: nn.Module, network: nn.Module, plain: nn.Module | None) -> dict[str, int | None]:
     weights, one_step, transitive = pruned_parameters(model)
     written = sum(p.numel() for p in network.parameters())
-    return {"frozen": weights, "one_step": one_step, "transitive": transitive, "written": written}
+    found = {"frozen": weights, "one_step": one_step, "transitive": transitive, "written": written}
+    return {**found, "plain": None if plain is None else pruned_parameters(plain).transitive}
 
 
 def _timed(
