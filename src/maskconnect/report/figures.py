@@ -203,8 +203,8 @@ def _panel(axes: Axes, panel: Panel, x: float, y: float) -> None:
         box = f"round,pad=0,rounding_size={corner}"
         axes.add_patch(FancyBboxPatch(place, wide, side, boxstyle=box, fc="white", zorder=3, **edge))
         if scene.labels:
-            look: dict[str, Any] = {"fontsize": 7.9, "color": INK if alive else FAINT, "zorder": 4, "ha": "center"}
-            axes.text(x + scene.xs[k], y + scene.ys[k] + 4, scene.labels[k], **look)
+            kind: dict[str, Any] = {"fontsize": 7.9, "color": INK if alive else FAINT, "zorder": 4, "ha": "center"}
+            axes.text(x + scene.xs[k], y + scene.ys[k] + 4, scene.labels[k], **kind)
 
 
 def _by_look(panel: Panel) -> list[tuple[float, bool, str]]:
