@@ -57,6 +57,7 @@ class Row:
     mask_lr: float | None = None  # in the place of the recipe's
     credit: str | None = None
     uniform_floor: float | None = None
+    settings: tuple[str, ...] = ()  # further changes of the recipe
 
 
 ROWS = {
@@ -74,9 +75,18 @@ ROWS = {
 TRIED = {
     **{f"Softmax, rate {rate}": Row(relax="softmax", rate=rate) for rate in (0.003, 0.01, 0.1)},
     **{f"Gumbel, rate {rate}": Row(relax="gumbel", rate=rate) for rate in (0.003, 0.01, 0.1)},
-    **{f"Learned, mask rate {rate}": Row(mask_lr=rate) for rate in (0.01, 0.1)},
+    **{f"Cooled top-K, rate {rate}": Row(relax="cooled", rate=rate) for rate in (0.03, 0.1)},
+    **{f"Learned, mask rate {rate}": Row(mask_lr=rate) for rate in (0.003, 0.01, 0.1)},
     "Learned, credit whole": Row(credit="whole"),
     "Learned, no floor": Row(uniform_floor=0.0),
+    **{f"Learned, K={k}": Row(settings=(f"model.fan_in={k}",)) for k in (3, 4)},
+    **{
+        f"Learned, scaled, K={k}": Row(
+            settings=(f"model.fan_in={k}", "model.aggregation=scaled", "learning.credit=whole")
+        )
+        for k in (2, 4)
+    },
+    "Random, scaled, K=2": Row(variant="-random", settings=("model.aggregation=scaled", "learning.credit=whole")),
 }
 """Settings that were chosen on validation images, with seeds from 100 on."""
 
@@ -124,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def train(name: str, settings: tuple[str, ...], row: Row, seed: int, how: Options) -> dict[str, Any]:
     """Train one network as its recipe says; what came of it."""
-    recipe = load(name + row.variant, [f"seed={seed}", *settings])
+    recipe = load(name + row.variant, [f"seed={seed}", *settings, *row.settings])
     machine = prepare(how)
     given = images.prepare(recipe, how, machine.device)
     start = time.perf_counter()

@@ -149,7 +149,9 @@ def describe(wires: Wires, k: int) -> str:
     read = [f"{_short(wires, s)} ({v:.2f})" for s, v in _sources(wires, k)]
     reads = f"reads {', '.join(read)}" if read else "reads the input"
     kind, name = wires.kinds[k] if wires.kinds else "", wires.layout.name(k)
-    return f"{f'{kind} ({name})' if kind else name} {reads}" + ("" if wires.alive[k] else "; it cannot reach the output")
+    return f"{f'{kind} ({name})' if kind else name} {reads}" + (
+        "" if wires.alive[k] else "; it cannot reach the output"
+    )
 
 
 def _short(wires: Wires, k: int) -> str:
