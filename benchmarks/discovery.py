@@ -14,71 +14,21 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, replace
-from itertools import combinations, islice
+from itertools import combinations
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
-from typing import Any, cast
+from typing import Any
 
-import torch
-from discovery_alternatives import Relaxed, left_out
-from torch import nn
-from torch.nn import functional as F
-
-import maskconnect as mc
 from maskconnect.experiments.grid import seeds_of
 from maskconnect.experiments.layout import Table
-from maskconnect.models import build
-from maskconnect.recipes import Recipe, load
-from maskconnect.training import images
 from maskconnect.training.files import write_atomically
-from maskconnect.training.images import Prepared
-from maskconnect.training.options import Options, prepare
-from maskconnect.training.predictions import predict
+from maskconnect.training.options import Options
 from maskconnect.training.statistics import difference_by_seed, statistic
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "evidence" / "benchmarks"
-HELD_OUT = 4
-"""By how many batches of validation images `left_out` chooses."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """How a network is trained."""
-
-    variant: str = ""  # of the recipe
-    relax: str | None = None  # "softmax" or "gumbel" in the place of masks
-    rate: float = 0.0  # of Adam, for these
-    leave_out: bool = False  # choose sources by leaving each out, before masks have become the top-K
-    mask_lr: float | None = None  # in the place of the recipe's
-    credit: str | None = None
-    uniform_floor: float | None = None
-
-
-ROWS = {
-    "Learned": Row(),
-    "Learned by draws, as in the paper": Row(variant="-drawn"),
-    "Fixed-Prev: a chain of 3x3": Row(variant="-prev"),
-    "Fixed-Random": Row(variant="-random"),
-    "Fixed-Full": Row(variant="-full"),
-    "Fixed-Full, a learned scale each": Row(variant="-scaled"),
-    "Softmax (DARTS), top-K": Row(relax="softmax", rate=0.03),
-    "Gumbel top-K": Row(relax="gumbel", rate=0.03),
-    "Learned, chosen by leaving out": Row(leave_out=True),
-    "Softmax (DARTS), chosen by leaving out": Row(relax="softmax", rate=0.03, leave_out=True),
-}
-TRIED = {
-    **{f"Softmax, rate {rate}": Row(relax="softmax", rate=rate) for rate in (0.003, 0.01, 0.1)},
-    **{f"Gumbel, rate {rate}": Row(relax="gumbel", rate=rate) for rate in (0.003, 0.01, 0.1)},
-    **{f"Learned, mask rate {rate}": Row(mask_lr=rate) for rate in (0.01, 0.1)},
-    "Learned, credit whole": Row(credit="whole"),
-    "Learned, no floor": Row(uniform_floor=0.0),
-}
-"""Settings that were chosen on validation images, with seeds from 100 on."""
 
 Results = dict[str, dict[str, Any]]
 """What came of each seed of each row."""
@@ -94,111 +44,43 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--tried", action="store_true", help="run the settings that were tried, too")
     parser.add_argument("--set", nargs="+", default=[], metavar="FIELD=VALUE", help="change the recipe")
     parser.add_argument("--jobs", type=int, default=1, help="how many at the same time (default: 1)")
-    parser.add_argument("--precision", default="fp32")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder in which results are, and go")
     parser.add_argument("--show", action="store_true", help="run nothing; print the table of what there is")
     args = parser.parse_args(argv)
-    args.results.mkdir(parents=True, exist_ok=True)
     place = args.results / f"{args.recipe.replace('/', '-')}.json"
-    found: Results = json.loads(place.read_text()) if place.is_file() else {}
-    known = ROWS | TRIED if args.tried else ROWS
-    wanted = [row for row in known if any(re.search(words, row) for words in args.rows)]
     seeds = seeds_of(args.seeds)
     if not args.show:
-        missing = [(row, s) for s in seeds for row in wanted if str(s) not in found.get(row, {})]
-        with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
-            how = Options(device="cpu", threads=1, data=args.data, precision=args.precision, channels_last=True)
-            running = {
-                pool.submit(train, args.recipe, tuple(args.set), known[row], seed, how): (row, seed)
-                for row, seed in missing
-            }
-            for job in as_completed(running):
-                row, seed = running[job]
-                found = json.loads(place.read_text()) if place.is_file() else {}
-                found.setdefault(row, {})[str(seed)] = job.result()
-                write_atomically(place, json.dumps(found) + "\n")
-                print(f"{row}, seed {seed}: {json.dumps({k: v for k, v in job.result().items() if k != 'wiring'})}")
-    shown = {row: {s: run for s, run in found[row].items() if int(s) in seeds} for row in wanted if row in found}
+        run_missing(args, place, seeds)
+    found: Results = json.loads(place.read_text())
+    shown = {
+        row: {seed: run for seed, run in runs.items() if int(seed) in seeds}
+        for row, runs in found.items()
+        if any(re.search(words, row) for words in args.rows)
+    }
     print(accuracies({row: runs for row, runs in shown.items() if runs}).markdown())
 
 
-def train(name: str, settings: tuple[str, ...], row: Row, seed: int, how: Options) -> dict[str, Any]:
-    """Train one network as its recipe says; what came of it."""
-    recipe = load(name + row.variant, [f"seed={seed}", *settings])
-    machine = prepare(how)
-    given = images.prepare(recipe, how, machine.device)
-    start = time.perf_counter()
-    torch.manual_seed(seed)
-    network = build(recipe.model.spec(num_classes=len(given.classes), in_channels=given.channels, seed=seed))
-    steps = recipe.steps_of_learning(len(given.train))
-    relaxed = Relaxed(cast(mc.MaskedStack, network.stack), 2, row.relax, steps) if row.relax else None
-    if relaxed is not None:
-        network.stack = relaxed
-    network.to(memory_format=torch.channels_last)
-    optimizers = optimizers_of(network, recipe, row, relaxed, steps)
-    first = 0
-    for phase in recipe.phase:
-        if not phase.mask_lr:
-            choose(network, recipe, row, relaxed, given)
-            relaxed = None
-            optimizers[1:] = []
-        optimizers[0].param_groups[0]["lr"] = phase.lr
-        for epoch in range(first, first + phase.epochs):
-            for x, y in given.train.epoch(epoch):
-                for optimizer in optimizers:
-                    optimizer.zero_grad()
-                with machine.autocast():
-                    loss = F.cross_entropy(network(machine.ready(x)), y)
-                loss.backward()  # type: ignore[no-untyped-call]
-                for optimizer in optimizers:
-                    optimizer.step()
-                if relaxed is not None:
-                    relaxed.taken += 1
-        first += phase.epochs
-    seconds = time.perf_counter() - start
-    parts = {"validation": given.validation, "test": given.test}
-    scores = {p: predict(network, part, machine, lambda: None).scores().top1 for p, part in parts.items() if part}
-    return {**scores, "seconds": round(seconds, 1), "wiring": mc.wiring_of(network)}
+def run_missing(args: argparse.Namespace, place: Path, seeds: Sequence[int]) -> None:
+    """Train what has no result yet."""
+    from discovery_runs import ROWS, TRIED, train
 
-
-def optimizers_of(
-    network: nn.Module, recipe: Recipe, row: Row, relaxed: Relaxed | None, steps: int
-) -> list[torch.optim.Optimizer]:
-    """SGD of the weights and masks; Adam of relaxed choices."""
-    training, (mask_lr, *_) = recipe.training, [phase.mask_lr for phase in recipe.phase]
-    if relaxed is not None:
-        weights = [p for name, p in network.named_parameters() if name != "stack.alpha"]
-        sgd = torch.optim.SGD(weights, lr=0.0, momentum=training.momentum, weight_decay=training.weight_decay)
-        return [sgd, torch.optim.Adam([relaxed.alpha], lr=row.rate, betas=(0.5, 0.999), weight_decay=1e-3)]
-    rate = mask_lr if row.mask_lr is None else row.mask_lr
-    groups = mc.param_groups(network, lr=0.0, mask_lr=rate, weight_decay=training.weight_decay)
-    sgd = torch.optim.SGD(groups, momentum=training.momentum)
-    changes = {name: getattr(row, name) for name in ("credit", "uniform_floor") if getattr(row, name) is not None}
-    cooled = 2 * steps if row.leave_out else steps  # sources that are left out must still be read
-    mc.attach(sgd, network, replace(recipe.learning, **changes).how(cooled))
-    return [sgd]
-
-
-def choose(network: nn.Module, recipe: Recipe, row: Row, relaxed: Relaxed | None, given: Prepared) -> None:
-    """Make the wiring final, where it is not."""
-    stack = network.stack
-    if isinstance(stack, mc.MaskedStack) and (stack.masks.is_frozen or not row.leave_out):
-        mc.freeze(network)
-        return
-    masks = None
-    if relaxed is None:
-        assert isinstance(stack, mc.MaskedStack)
-        masks = stack.masks
-        relaxed = Relaxed(stack, 2, "softmax", 1)
-        weight_TS = masks.how.read(masks, masks.real.detach().clone()).mask_TS.float() / 2
-        network.stack = relaxed
-    else:
-        weight_TS = relaxed.alpha.detach().softmax(dim=1)
-    value_TS = weight_TS
-    if row.leave_out:
-        assert given.validation is not None
-        value_TS = left_out(network, relaxed, weight_TS, list(islice(given.validation.epoch(0), HELD_OUT)))
-    network.stack = relaxed.cut(value_TS)
+    known = ROWS | TRIED if args.tried else ROWS
+    wanted = [row for row in known if any(re.search(words, row) for words in args.rows)]
+    found: Results = json.loads(place.read_text()) if place.is_file() else {}
+    missing = [(row, seed) for seed in seeds for row in wanted if str(seed) not in found.get(row, {})]
+    how = Options(device="cpu", threads=1, data=args.data, channels_last=True)
+    with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
+        running = {
+            pool.submit(train, args.recipe, tuple(args.set), known[row], seed, how): (row, seed)
+            for row, seed in missing
+        }
+        for job in as_completed(running):
+            row, seed = running[job]
+            found.setdefault(row, {})[str(seed)] = job.result()
+            place.parent.mkdir(parents=True, exist_ok=True)
+            ordered = {name: found[name] for name in dict.fromkeys([*ROWS, *found]) if name in found}
+            write_atomically(place, json.dumps(ordered) + "\n")
+            print(f"{row}, seed {seed}: {job.result()['test']:.2f} %", flush=True)
 
 
 def accuracies(found: Results) -> Table:

@@ -43,6 +43,8 @@ class Relaxed(nn.Module):
         if self.how == "softmax" or not self.training:
             return self.alpha.softmax(dim=1)
         temperature = max(0.1, 1 - self.taken / self.steps)
+        if self.how == "cooled":
+            return relaxed_top(self.alpha, self.fan_in, temperature) / self.fan_in
         noise_TS = -torch.empty_like(self.alpha).exponential_().log()
         return relaxed_top(self.alpha + noise_TS, self.fan_in, temperature) / self.fan_in
 
@@ -62,7 +64,8 @@ class Relaxed(nn.Module):
     def cut(self, chosen_TS: Tensor) -> mc.MaskedStack:
         """The same modules, each reading the K sources of the largest values."""
         rows = [sorted(row.topk(self.fan_in).indices.tolist()) for row in chosen_TS]
-        wiring, row = [[[] for _ in cast(nn.ModuleList, self.blocks[0])]], 0
+        wiring: list[Any] = [[[] for _ in cast(nn.ModuleList, self.blocks[0])]]
+        row = 0
         for layer in list(self.blocks)[1:]:
             count = len(cast(nn.ModuleList, layer))
             wiring.append(rows[row : row + count])

@@ -242,28 +242,48 @@ def test_a_full_disk_is_one_sentence_and_the_last_checkpoint_is_intact(type_in, 
     assert type_in(*SHORT, "--out", "run")[0] == 0  # and once there is room, all goes on
 
 
-def test_the_demo_trains_three_wirings_prunes_one_and_says_where_all_is(type_in, tmp_path, monkeypatch):
-    from maskconnect import recipes
+@pytest.fixture
+def small_demo(tmp_path, monkeypatch):
+    """The demo with less of everything."""
+    from maskconnect.cli import demo
 
-    def small(name, settings=()):
-        few = [f"phase.{phase}.epochs=1" for phase in ("learn", "freeze", "fine", "finer")]
-        return load(name, [*few, "data.train_images=200", *settings])
-
-    monkeypatch.setattr(recipes, "load", small)
-    code, said, errors = type_in("demo")
-    assert (code, errors) == (0, "")
-    assert [line.split(",")[0] for line in said.splitlines() if line.startswith(("Fixed-", "Learned"))] == [
-        "Fixed-Prev",
-        "Fixed-Random",
-        "Learned",
+    variants = {"learned": 'connectivity = "learned"', "prev": 'connectivity = "prev"'}
+    recipe = [
+        'base = "discover/digits"',
+        "[data]\ntrain_images = 100",
+        "[model]\nlayers = [1]\nfan_in = 2",
+        *(f"[phase.{phase}]\nepochs = 1" for phase in ("learn", "freeze", "fine")),
+        *(f"[variant.{name}]\nmodel = {{ {words} }}" for name, words in variants.items()),
     ]
-    (apart,) = re.findall(r"The largest difference of outputs, over all test images, is ([\d.e-]+)", said)
-    assert float(apart) < 1e-5
-    for name in ("digits-prev", "digits-random", "digits"):
-        assert f"runs/demo/{name}-seed0\n" in said
-        assert (tmp_path / f"runs/demo/{name}-seed0/summary.json").exists()
-    wiring = json.loads((tmp_path / "runs/demo/digits-seed0/wiring.json").read_text())
-    assert f"  block 8 reads {' and '.join(map(str, wiring[8]))}\n" in said
+    (tmp_path / "small.toml").write_text("\n".join(recipe))
+    rows = {f"{tmp_path}/small.toml:{name}": title for name, title in (("learned", "Learned"), ("prev", "Fixed-Prev"))}
+    monkeypatch.setattr(demo, "ROWS", rows)
+
+
+def test_the_demo_compares_wirings_and_prunes_the_learned_one(type_in, tmp_path, small_demo):
+    code, said, errors = type_in("demo", "--seeds", "2")
+    assert (code, errors) == (0, "")
+    assert re.search(r"^Learned +[\d.]+ ± [\d.]+ +[\d,]+ +[\d,]+$", said, flags=re.MULTILINE)
+    first, second = (
+        [json.loads((tmp_path / f"runs/demo/small.toml-{name}-seed{seed}/summary.json").read_text()) for seed in (0, 1)]
+        for name in ("learned", "prev")
+    )
+    apart = sum(a["test"]["top1"] - b["test"]["top1"] for a, b in zip(first, second, strict=True)) / 2
+    place = "Learned wiring is best" if apart > 0 else "Learned wiring is not best here"
+    assert f"{place}: {apart:+.2f} points over Fixed-Prev, the best fixed rule" in said
+    weights, pruned = (first[0]["parameters"][key] for key in ("weights", "pruned"))
+    assert f"{weights:,} parameters -> {pruned:,}." in said
+    assert (tmp_path / "runs/demo/small.toml-learned-seed0/wiring.svg").exists()
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("summary.json")}
+    assert type_in("demo", "--seeds", "2")[0] == 0
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("summary.json")} == before  # nothing ran again
+
+
+@pytest.mark.parametrize("words", [("--seeds", "0"), ("--jobs", "0")])
+def test_a_demo_of_nothing_is_refused(words, type_in):
+    code, _, errors = type_in("demo", *words)
+    assert code == 2
+    assert f"{words[0]} is 0; it must be 1 or more." in errors
 
 
 def test_an_error_in_a_run_is_one_line(type_in):

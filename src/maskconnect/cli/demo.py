@@ -1,111 +1,131 @@
-"""`maskconnect demo`: the main job in about two minutes: learned wiring beside fixed wiring, then pruned."""
+"""`maskconnect demo`: unlike branches learn their wiring, beside the wirings that people would fix; then pruned."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from maskconnect.cli import train
 from maskconnect.cli.table import show_table
+from maskconnect.cli.train import program
+from maskconnect.cli.verb import add_verb, say
+from maskconnect.errors import ConfigError
 
-RUNS = {
-    "quick/digits-prev": "Fixed-Prev",
-    "quick/digits-random": "Fixed-Random",
-    "quick/digits": "Learned",
+if TYPE_CHECKING:
+    from maskconnect.experiments.grid import Cell
+    from maskconnect.experiments.sweep import Outcome
+
+ROWS = {
+    "discover/digits": "Learned, K=2",
+    "discover/digits-prev": "Fixed-Prev: a chain of 3x3 convolutions",
+    "discover/digits-random": "Fixed-Random, K=2",
+    "discover/digits-full": "Fixed-Full: all of them",
 }
+INTRODUCTION = """\
+Three layers, each with nine kinds of branches: convolutions, pooling, identity, ... Which should a branch read?
+Learned wiring and three fixed rules, trained on 1,437 handwritten digits for the same epochs, with the same seeds."""
 
 
 def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     """Add `demo` to the command line."""
-    parser = commands.add_parser(
-        "demo",
-        help="learn a wiring on digits, beside fixed ones (about two minutes)",
-        description="Train a network on handwritten digits three times, with fixed, random and learned wiring, then "
-        "prune the learned one. Takes about two minutes on two cores, and needs no data but scikit-learn's.",
-        epilog="example:\n  maskconnect demo --seed 1",
-    )
+    about = "learn a wiring of unlike branches, beside fixed ones (about two minutes)"
+    parser = add_verb(commands, "demo", run, about, "demo\n  maskconnect demo --seeds 5 --out runs/demo5")
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), metavar="DIR", help="default: runs/demo")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of all three (default: 0)")
-    parser.add_argument("--fresh", action="store_true", help="begin anew, in new folders beside the old ones")
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="of the CPU (default: 1)")
-    parser.set_defaults(run=run)
+    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="of each wiring (default: 3)")
+    parser.add_argument("--jobs", type=int, metavar="N", help="runs at a time (default: one per core, at most 4)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train three times, compare, prune."""
+    """Train all, compare, prune; what has been trained before is not trained again."""
+    from maskconnect.experiments.engine import Local
+    from maskconnect.experiments.grid import Cell, folder_name
+    from maskconnect.experiments.sweep import run_cells
     from maskconnect.recipes import load
-    from maskconnect.training.options import Options
+    from maskconnect.training.progress import usual
+    from maskconnect.training.stop import Stopped
 
-    how = Options(threads=args.threads)
-    print("One network of 9 residual blocks, three wirings, the same epochs, rates and seed. 1,797 digits of 8x8.")
-    summaries: list[dict[str, Any]] = []
-    folders: list[Path] = []
-    for number, name in enumerate(RUNS, start=1):
-        recipe = replace(load(name), seed=args.seed)
-        out = train.folder_of(recipe, args.out / f"{Path(name).name}-seed{args.seed}", fresh=args.fresh)
-        print(f"\n[{number}/{len(RUNS)}] ", end="")
-        summary, code = train.train_and_show(recipe, out, how)
-        if summary is None:
-            print("Or the same demo again, without --fresh: it goes on with this run, and shows those that have ended.")
-            return code
-        summaries.append(summary)
-        folders.append(out)
-    print()
-    show_comparison(summaries)
-    prune_and_show(folders[-1], how)
-    print("\nThe runs are in:")
-    for folder in folders:
-        print(f"  {folder}")
-    print("\nNext:")
-    look, last = shlex.join(map(str, folders)), shlex.quote(str(folders[-1]))
-    for words in (
-        f"report {look} --out report",
-        f"prune {last} --out slim",
-        f"evaluate {last}",
-        "recipes",
-        "train --help",
-    ):
-        print(f"  {train.program()} {words}")
+    for name in ("seeds", "jobs"):
+        if getattr(args, name) is not None and getattr(args, name) < 1:
+            raise ConfigError(f"--{name} is {getattr(args, name)}; it must be 1 or more.")
+    cells = [
+        Cell(
+            name=folder_name(f"{name.rpartition('/')[2]}-seed{seed}"),
+            source=name,
+            settings=(),
+            values=(name,),
+            recipe=replace(load(name), seed=seed),
+        )
+        for seed in range(args.seeds)
+        for name in ROWS
+    ]
+    print(f"{INTRODUCTION}\n", flush=True)
+    engine = Local(args.jobs or min(4, os.cpu_count() or 1), ["--threads", "1", "--channels-last"])
+    try:
+        outcomes = run_cells(cells, args.out, {"demo": list(ROWS)}, engine=engine, show=usual())
+    except Stopped as stopped:
+        print(f"stopped by {stopped}; all is saved. The same command again resumes.", flush=True)
+        return stopped.exit_code
+    failed = [outcome for outcome in outcomes if outcome.summary is None]
+    for outcome in failed:
+        say(f"FAILED {outcome.cell.name}: {outcome.why}")
+    if failed:
+        return 1
+    show_comparison(outcomes)
+    show_learned(args.out / cells[0].name)
+    show_next(args.out, cells[0])
     return 0
 
 
-def show_comparison(summaries: list[dict[str, Any]]) -> None:
-    """The table."""
-    from maskconnect.training.progress import duration
+def show_comparison(outcomes: list[Outcome]) -> None:
+    """The table, and what it shows."""
+    from maskconnect.training.statistics import difference_by_seed, statistic
 
-    head = ("wiring", "test accuracy", "parameters", "after pruning", "time")
-    rows = []
-    for kind, summary in zip(RUNS.values(), summaries, strict=True):
-        fan_in = f", K={summary['fan_in']}" if summary["connectivity"] != "prev" else ", K=1"
-        numbers = [f"{summary['parameters'][key]:,}" for key in ("weights", "pruned")]
-        accuracy = f"{summary['test']['top1']:.2f} %"
-        rows.append((kind + fan_in, accuracy, *numbers, duration(summary["seconds"])))
+    found: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in ROWS}
+    for outcome in outcomes:
+        assert outcome.summary is not None
+        found[outcome.cell.source][outcome.cell.recipe.seed] = outcome.summary
+    scores = {name: {seed: s["test"]["top1"] for seed, s in runs.items()} for name, runs in found.items()}
+    means = {name: statistic(list(by_seed.values())) for name, by_seed in scores.items()}
+    head, rows = ("wiring", "test accuracy, %", "parameters", "after pruning"), []
+    for name, title in ROWS.items():
+        counts = [statistic([s["parameters"][key] for s in found[name].values()]).mean for key in ("weights", "pruned")]
+        rows.append((title, means[name].text(), *(f"{count:,.0f}" for count in counts)))
+    print()
     show_table(head, rows, right=range(1, len(head)))
-    print("\nAccuracy is that of the last epoch, on 360 test images: one of them is 0.28 %. One run each of so small a")
-    print("task shows how it works, and not which wiring is better.")
+    learned, *fixed = ROWS
+    seeds = f"mean of {len(scores[learned])} seeds ± standard deviation, 360 test images, last epoch"
+    print(f"\n{seeds.capitalize()}.")
+    best = max(fixed, key=lambda name: means[name].mean)
+    over = difference_by_seed(scores[learned], scores[best])
+    text = f" (95 % interval {over.interval[0]:+.2f} to {over.interval[1]:+.2f})" if over.interval else ""
+    place = "Learned wiring is best" if over.mean > 0 else "Learned wiring is not best here"
+    print(f"{place}: {over.mean:+.2f} points over {ROWS[best].split(':')[0]}, the best fixed rule{text}.")
 
 
-def prune_and_show(folder: Path, how: Any) -> None:
-    """Prune the learned network, and compare what it computes with what it did."""
-    from maskconnect.core.lookup import masks_of, wiring_of
-    from maskconnect.pruning.prune import difference, prune, pruned_parameters
-    from maskconnect.training.loading import load_run
+def show_learned(folder: Path) -> None:
+    """The architecture that the first seed learned, and its pruned network."""
+    from maskconnect.cli.architecture import pruned, show_wiring, write_picture
+    from maskconnect.report.drawing import draw
+    from maskconnect.ship.trained import from_run
 
-    network, images, _ = load_run(folder, how)
-    x, _ = next(iter(images.test.epoch(0)))
-    slim = prune(network, x, merge=False)
-    wiring, counts = wiring_of(network), pruned_parameters(network)
-    kept = sum(on for masks in masks_of(network) for on in masks.settled().alive)
-    print("\nThe learned wiring:")
-    for block, sources in enumerate(wiring):
-        reads = "the stem" if not sources else " and ".join(map(str, sources))
-        print(f"  block {block} reads {reads}")
-    apart = max(difference(network, slim, x) for x, _ in images.test.epoch(0))
-    same = "is 0: they are equal to the bit" if not apart else f"is {apart:.1e} of the largest output"
-    print(
-        f"\nPruned: {len(wiring)} blocks become {kept}, {counts.weights:,} parameters become {counts.transitive:,}.\n"
-        f"The largest difference of outputs, over all test images, {same}."
-    )
+    saved = from_run(folder)
+    drawing = draw(saved.network)
+    show_wiring(drawing.panels[0].wires)
+    print(f"\n{pruned(saved)[1]}")
+    write_picture(drawing.svg, folder / "wiring.svg")
+
+
+def show_next(out: Path, cell: Cell) -> None:
+    """What to type next."""
+    place, learned = shlex.quote(str(out)), shlex.quote(str(out / cell.name))
+    print("\nNext:")
+    for words in (
+        f"report {place} --out report",
+        f"prune {learned} --out slim",
+        f"train {shlex.quote(cell.source)} --out {learned}   # shows this run, with the code of its pruned network",
+        "recipes",
+    ):
+        print(f"  {program()} {words}")

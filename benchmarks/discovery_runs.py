@@ -1,0 +1,148 @@
+"""One run of a row of `discovery.py`: a recipe, or what people would use instead of its masks, trained to its end."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, cast
+
+import torch
+from discovery_alternatives import Relaxed, left_out
+from torch import nn
+from torch.nn import functional as F
+
+import maskconnect as mc
+from maskconnect.models import build
+from maskconnect.recipes import Recipe, load
+from maskconnect.training import images
+from maskconnect.training.images import Prepared
+from maskconnect.training.options import Options, prepare
+from maskconnect.training.predictions import predict
+
+HELD_OUT = 4
+"""By how many batches of validation images `left_out` chooses."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """How a network is trained."""
+
+    variant: str = ""  # of the recipe
+    relax: str | None = None  # "softmax" or "gumbel" in the place of masks
+    rate: float = 0.0  # of Adam, for these
+    leave_out: bool = False  # choose sources by leaving each out, before masks have become the top-K
+    mask_lr: float | None = None  # in the place of the recipe's
+    credit: str | None = None
+    uniform_floor: float | None = None
+    settings: tuple[str, ...] = ()  # further changes of the recipe
+
+
+ROWS = {
+    "Learned": Row(),
+    "Learned by draws, as in the paper": Row(variant="-drawn"),
+    "Fixed-Prev: a chain of 3x3": Row(variant="-prev"),
+    "Fixed-Random": Row(variant="-random"),
+    "Fixed-Full": Row(variant="-full"),
+    "Fixed-Full, a learned scale each": Row(variant="-scaled"),
+    "Softmax (DARTS), top-K": Row(relax="softmax", rate=0.03),
+    "Gumbel top-K": Row(relax="gumbel", rate=0.03),
+    "Learned, chosen by leaving out": Row(leave_out=True),
+    "Softmax (DARTS), chosen by leaving out": Row(relax="softmax", rate=0.03, leave_out=True),
+}
+TRIED = {
+    **{f"Softmax, rate {rate}": Row(relax="softmax", rate=rate) for rate in (0.003, 0.01, 0.1)},
+    **{f"Gumbel, rate {rate}": Row(relax="gumbel", rate=rate) for rate in (0.003, 0.01, 0.1)},
+    **{f"Cooled top-K, rate {rate}": Row(relax="cooled", rate=rate) for rate in (0.03, 0.1)},
+    **{f"Learned, mask rate {rate}": Row(mask_lr=rate) for rate in (0.003, 0.01, 0.1)},
+    "Learned, credit whole": Row(credit="whole"),
+    "Learned, no floor": Row(uniform_floor=0.0),
+    **{f"Learned, K={k}": Row(settings=(f"model.fan_in={k}",)) for k in (3, 4)},
+    **{
+        f"Learned, scaled, K={k}": Row(
+            settings=(f"model.fan_in={k}", "model.aggregation=scaled", "learning.credit=whole")
+        )
+        for k in (2, 4)
+    },
+    "Random, scaled, K=2": Row(variant="-random", settings=("model.aggregation=scaled", "learning.credit=whole")),
+}
+"""Settings that were chosen on validation images, with seeds from 100 on."""
+
+
+def train(name: str, settings: tuple[str, ...], row: Row, seed: int, how: Options) -> dict[str, Any]:
+    """Train one network as its recipe says; what came of it."""
+    recipe = load(name + row.variant, [f"seed={seed}", *settings, *row.settings])
+    machine = prepare(how)
+    given = images.prepare(recipe, how, machine.device)
+    start = time.perf_counter()
+    torch.manual_seed(seed)
+    network = build(recipe.model.spec(num_classes=len(given.classes), in_channels=given.channels, seed=seed))
+    steps = recipe.steps_of_learning(len(given.train))
+    relaxed = Relaxed(cast(mc.MaskedStack, network.stack), 2, row.relax, steps) if row.relax else None
+    if relaxed is not None:
+        network.stack = relaxed
+    cast(Any, network).to(memory_format=torch.channels_last)
+    optimizers = optimizers_of(network, recipe, row, relaxed, steps)
+    first = 0
+    for phase in recipe.phase:
+        if not phase.mask_lr:
+            choose(network, recipe, row, relaxed, given)
+            relaxed = None
+            optimizers[1:] = []
+        optimizers[0].param_groups[0]["lr"] = phase.lr
+        for epoch in range(first, first + phase.epochs):
+            for x, y in given.train.epoch(epoch):
+                for optimizer in optimizers:
+                    optimizer.zero_grad()
+                with machine.autocast():
+                    loss = F.cross_entropy(network(machine.ready(x)), y)
+                loss.backward()  # type: ignore[no-untyped-call]
+                for optimizer in optimizers:
+                    optimizer.step()
+                if relaxed is not None:
+                    relaxed.taken += 1
+        first += phase.epochs
+    seconds = time.perf_counter() - start
+    parts = {"validation": given.validation, "test": given.test}
+    scores = {p: predict(network, part, machine, lambda: None).scores().top1 for p, part in parts.items() if part}
+    return {**scores, "seconds": round(seconds, 1), "wiring": mc.wiring_of(network)}
+
+
+def optimizers_of(
+    network: nn.Module, recipe: Recipe, row: Row, relaxed: Relaxed | None, steps: int
+) -> list[torch.optim.Optimizer]:
+    """SGD of the weights and masks; Adam of relaxed choices."""
+    training, (mask_lr, *_) = recipe.training, [phase.mask_lr for phase in recipe.phase]
+    if relaxed is not None:
+        weights = [p for name, p in network.named_parameters() if name != "stack.alpha"]
+        sgd = torch.optim.SGD(weights, lr=0.0, momentum=training.momentum, weight_decay=training.weight_decay)
+        return [sgd, torch.optim.Adam([relaxed.alpha], lr=row.rate, betas=(0.5, 0.999), weight_decay=1e-3)]
+    rate = mask_lr if row.mask_lr is None else row.mask_lr
+    groups = mc.param_groups(network, lr=0.0, mask_lr=rate, weight_decay=training.weight_decay)
+    sgd = torch.optim.SGD(groups, momentum=training.momentum)
+    changes = {name: getattr(row, name) for name in ("credit", "uniform_floor") if getattr(row, name) is not None}
+    cooled = 2 * steps if row.leave_out else steps  # sources that are left out must still be read
+    mc.attach(sgd, network, replace(recipe.learning, **changes).how(cooled))
+    return [sgd]
+
+
+def choose(network: nn.Module, recipe: Recipe, row: Row, relaxed: Relaxed | None, given: Prepared) -> None:
+    """Make the wiring final, where it is not."""
+    stack = network.stack
+    if isinstance(stack, mc.MaskedStack) and (stack.masks.is_frozen or not row.leave_out):
+        mc.freeze(network)
+        return
+    masks = None
+    if relaxed is None:
+        assert isinstance(stack, mc.MaskedStack)
+        masks = stack.masks
+        relaxed = Relaxed(stack, 2, "softmax", 1)
+        weight_TS = masks.how.read(masks, masks.real.detach().clone()).mask_TS.float() / 2
+        network.stack = relaxed
+    else:
+        weight_TS = relaxed.alpha.detach().softmax(dim=1)
+    value_TS = weight_TS
+    if row.leave_out:
+        assert given.validation is not None
+        value_TS = left_out(network, relaxed, weight_TS, list(islice(given.validation.epoch(0), HELD_OUT)))
+    network.stack = relaxed.cut(value_TS)
