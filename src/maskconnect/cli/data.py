@@ -45,7 +45,7 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
         verbs, "check", check, "load a set and say what is in it", "data check cifar100 data --labels coarse"
     )
     verb.add_argument("name", metavar="NAME", help="a data set; see: maskconnect data list")
-    verb.add_argument("root", metavar="DIR", type=Path, nargs="?", help="where it is; digits need none")
+    verb.add_argument("root", metavar="DIR", type=Path, nargs="?", help="where it is; digits and mnist5k need none")
     verb.add_argument("--labels", choices=("fine", "coarse"), default="fine", help="of cifar100 (default: fine)")
     verb.add_argument("--unverified", action="store_true", help="accept files without their published checksums")
     verb.add_argument("--json", action="store_true", help="print JSON")
@@ -72,6 +72,7 @@ def list_sets(args: argparse.Namespace) -> None:
 
     how = {
         "digits": "pip install 'maskconnect[data]'",
+        "mnist5k": "pip install 'maskconnect[demo]'",
         "mini-imagenet": "maskconnect data build-mini IMAGENET DIR",
         "imagenet": "register at https://image-net.org/download",
         "folder": "your own",

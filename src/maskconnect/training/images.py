@@ -12,13 +12,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from maskconnect.data.batches import Batches, in_memory, mean_of
-from maskconnect.data.catalog import load
+from maskconnect.data.catalog import WITHOUT_FOLDER, load
 from maskconnect.data.sets import Arrays, Files, Images, Splits, stratified
 from maskconnect.errors import ConfigError, DataError
 from maskconnect.recipes.schema import Data, Recipe
 from maskconnect.training.options import Options
 
-WITHOUT_FOLDER = ("digits", "fashion-mnist")
 CHOICE = 0
 """The seed of the choice of images: all runs of a recipe, whatever their seed, see the same ones."""
 

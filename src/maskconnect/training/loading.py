@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from maskconnect.data.catalog import WITHOUT_FOLDER
 from maskconnect.errors import CheckpointError, cut
 from maskconnect.recipes.schema import Recipe
 from maskconnect.training import images, options
@@ -30,7 +31,7 @@ def accuracies(path: Path, how: Options, networks: Sequence[nn.Module]) -> list[
     """The top-1 of networks on the test set of a run; None where `how` names no data and the set needs a folder."""
     folder = ended(path)
     recipe = folder.recipe()
-    if how.data is None and recipe.data.name not in images.WITHOUT_FOLDER:
+    if how.data is None and recipe.data.name not in WITHOUT_FOLDER:
         return None
     machine = options.prepare(how)
     prepared = _images(folder, recipe, how, machine)
