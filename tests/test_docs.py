@@ -45,7 +45,7 @@ def test_links_and_named_files_exist(page):
 def test_the_tables_of_the_evidence_are_what_its_files_say(page):
     text = page.read_text()
     commands = re.findall(r"^    (?:maskconnect compare|python .* --show) ", text, re.MULTILINE)
-    assert len(evidence.COMMAND.findall(text)) == len(commands) > 5
+    assert len(evidence.COMMAND.findall(text)) == len(commands) > 2
     assert evidence.refreshed(text, figures=False) == text
 
 

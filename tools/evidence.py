@@ -1,4 +1,4 @@
-"""Write the tables and figures of docs/evidence.md and attempts.md anew, by the commands that stand above them.
+"""Write the tables and figures of evidence.md, join.md, attempts.md and when.md anew, by the commands above them.
 
     .venv/bin/python tools/evidence.py
 
@@ -28,8 +28,8 @@ from maskconnect.training.statistics import difference_by_seed
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 KEPT = DOCS / "evidence"
-PAGES = (DOCS / "evidence.md", DOCS / "join.md", DOCS / "attempts.md")
-TELL = (DOCS / "evidence.md", DOCS / "join.md", DOCS / "claims.md", ROOT / "README.md")
+PAGES = (DOCS / "evidence.md", DOCS / "join.md", DOCS / "attempts.md", DOCS / "when.md")
+TELL = (DOCS / "evidence.md", DOCS / "join.md", DOCS / "when.md", DOCS / "claims.md", ROOT / "README.md")
 """Pages that tell in words what the evidence is now."""
 COMMAND = re.compile(
     r"^    (maskconnect compare .*|python \.\./\.\./benchmarks/\w+\.py(?: \w+)? --show .*)\n\n((?:\|.*\n)+)",
