@@ -87,19 +87,20 @@ def accuracies(found: Results) -> Table:
     """Accuracies, and points of test accuracy of the first row over each of the others, with intervals."""
     first, lines = next(iter(found)), []
     for row, runs in found.items():
-        cells = [statistic(list(by_seed(found, row, part).values())).text() for part in ("validation", "test")]
-        over = (
-            difference_by_seed(by_seed(found, first, "test"), by_seed(found, row, "test")).text()
-            if row != first
-            else ""
-        )
+        cells = [summary(by_seed(found, row, part)) for part in ("validation", "test")]
+        over = difference_by_seed(by_seed(found, first, "test"), by_seed(found, row, "test"))
         seconds = fmean(run["seconds"] for run in runs.values())
-        lines.append((row, f"{len(runs)}", *cells, over, f"{seconds:.0f}"))
+        lines.append((row, f"{len(runs)}", *cells, over.text() if row != first else "", f"{seconds:.0f}"))
         if row == "Fixed-Random":
-            lines += [luck(found, row, count) for count in (4, 8) if count <= len(runs)]
+            lines += [luck(found, row, count) for count in (4, 8) if count <= len(by_seed(found, row, "validation"))]
     head = ("", "n", "validation accuracy, %", "test accuracy, %", f"{first} is better by", "seconds")
     notes = ("Accuracies are those of the last epoch. Differences are paired by seed; intervals are Student's.",)
     return Table("Unlike branches", head, tuple(lines), notes)
+
+
+def summary(accuracy: dict[int, float]) -> str:
+    """Mean and deviation; empty where a recipe has no such images."""
+    return statistic(list(accuracy.values())).text() if accuracy else ""
 
 
 def luck(found: Results, row: str, count: int) -> tuple[str, ...]:
@@ -112,7 +113,7 @@ def luck(found: Results, row: str, count: int) -> tuple[str, ...]:
 
 def by_seed(found: Results, row: str, part: str) -> dict[int, float]:
     """The accuracies of a row."""
-    return {int(seed): run[part] for seed, run in found.get(row, {}).items()}
+    return {int(seed): run[part] for seed, run in found.get(row, {}).items() if part in run}
 
 
 if __name__ == "__main__":

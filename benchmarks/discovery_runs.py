@@ -35,7 +35,6 @@ class Row:
     mask_lr: float | None = None  # in the place of the recipe's
     credit: str | None = None
     uniform_floor: float | None = None
-    decay: bool = False  # whether the mask rate falls with the temperature
     settings: tuple[str, ...] = ()  # further changes of the recipe
 
 
@@ -57,7 +56,7 @@ TRIED = {
     **{f"Cooled top-K, rate {rate}": Row(relax="cooled", rate=rate) for rate in (0.03, 0.1)},
     **{f"Learned, mask rate {rate}": Row(mask_lr=rate) for rate in (0.003, 0.01, 0.1)},
     "Learned, credit whole": Row(credit="whole"),
-    **{f"Learned, decayed from {rate}": Row(mask_lr=rate, decay=True) for rate in (0.03, 0.1)},
+    "Learned, no decay": Row(settings=("learning.decay=none",)),
     "Learned, no floor": Row(uniform_floor=0.0),
     **{f"Learned, K={k}": Row(settings=(f"model.fan_in={k}",)) for k in (3, 4)},
     **{
@@ -93,10 +92,7 @@ def train(name: str, settings: tuple[str, ...], row: Row, seed: int, how: Option
             optimizers[1:] = []
         optimizers[0].param_groups[0]["lr"] = phase.lr
         for epoch in range(first, first + phase.epochs):
-            for batch, (x, y) in enumerate(given.train.epoch(epoch)):
-                if row.decay and phase.mask_lr:
-                    left = 1 - (epoch * len(given.train) + batch) / steps
-                    optimizers[0].param_groups[1]["lr"] = (row.mask_lr or phase.mask_lr) * left
+            for x, y in given.train.epoch(epoch):
                 for optimizer in optimizers:
                     optimizer.zero_grad()
                 with machine.autocast():

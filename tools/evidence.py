@@ -1,4 +1,4 @@
-"""Write the tables and figures of evidence.md, join.md, attempts.md and when.md anew, by the commands above them.
+"""Write the tables and figures of PAGES anew, by the commands above them.
 
     .venv/bin/python tools/evidence.py
 
@@ -28,11 +28,11 @@ from maskconnect.training.statistics import difference_by_seed
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 KEPT = DOCS / "evidence"
-PAGES = (DOCS / "evidence.md", DOCS / "join.md", DOCS / "attempts.md", DOCS / "when.md")
-TELL = (DOCS / "evidence.md", DOCS / "join.md", DOCS / "when.md", DOCS / "claims.md", ROOT / "README.md")
+PAGES = (DOCS / "evidence.md", DOCS / "join.md", DOCS / "attempts.md", DOCS / "when.md", DOCS / "discovery.md")
+TELL = (*(DOCS / f"{name}.md" for name in ("evidence", "join", "when", "discovery", "claims")), ROOT / "README.md")
 """Pages that tell in words what the evidence is now."""
 COMMAND = re.compile(
-    r"^    (maskconnect compare .*|python \.\./\.\./benchmarks/\w+\.py(?: \w+)? --show .*)\n\n((?:\|.*\n)+)",
+    r"^    (maskconnect compare .*|python \.\./\.\./benchmarks/\w+\.py(?: [\w/-]+)? --show .*)\n\n((?:\|.*\n)+)",
     flags=re.MULTILINE,
 )
 
@@ -93,7 +93,7 @@ def differences() -> set[tuple[float, ...]]:
 
 def _rows() -> Iterator[list[Mapping[int, float]]]:
     """All rows that can be compared: of each, the accuracy by seed."""
-    benchmark = runpy.run_path(str(ROOT / "benchmarks" / "unequal_branches.py"))
+    benchmark = runpy.run_path(str(ROOT / "benchmarks" / "discovery.py"))
     kinds = ("quick-cifar100*.json", "quick-cifar10[-_]*.json")
     places: list[tuple[list[Path], range | None]] = [(sorted(KEPT.glob(kind)), None) for kind in kinds]
     places += [(sorted((KEPT / "join").glob(kind)), None) for kind in kinds]
@@ -102,9 +102,10 @@ def _rows() -> Iterator[list[Mapping[int, float]]]:
     for part in ("test", "validation"):
         for files, seeds in places:
             yield [side.accuracy for side in sides_of(files, part, seeds)]
-        for path in sorted((KEPT / "benchmarks").glob("unequal_branches-*.json")):
-            found = json.loads(path.read_text())
-            yield [benchmark["by_seed"](found, row, part) for row in found]
+        for kind in ("unequal_branches-*.json", "discover-*.json"):
+            for path in sorted((KEPT / "benchmarks").glob(kind)):
+                found = json.loads(path.read_text())
+                yield [benchmark["by_seed"](found, row, part) for row in found]
 
 
 def _either_way(mean: float, low: float, high: float) -> tuple[float, ...]:

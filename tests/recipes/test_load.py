@@ -360,7 +360,7 @@ def test_the_last_of_two_settings_wins():
         ("model.fan_in=true", f"{RECIPE}: model.fan_in is True; it must be an integer."),
         ("model.fan_in=3.0", f"{RECIPE}: model.fan_in is 3.0; it must be an integer."),
         ("model.fan_in=three", f"{RECIPE}: model.fan_in is 'three'; it must be an integer."),
-        ("model.depth=none", f"{RECIPE}: model.depth is 'none'; it must be an integer."),
+        ("model.depth=none", f"{RECIPE}: model.depth is missing; a resnet needs it."),
         ("about=5", f"{RECIPE}: about is 5; it must be a text."),
         ("model.fan_in", "--set model.fan_in: needed is FIELD=VALUE, such as model.fan_in=4."),
         ("=3", "--set =3: needed is FIELD=VALUE"),
@@ -385,7 +385,7 @@ def test_set_field_changes_the_table_that_it_is_given():
 
 def test_quick_recipes_are_named_first():
     folders = [name.split("/")[0] for name in names()]
-    assert [folder for folder, _ in itertools.groupby(folders)] == ["quick", "strong", "paper"]
+    assert [folder for folder, _ in itertools.groupby(folders)] == ["quick", "discover", "strong", "paper"]
 
 
 def test_what_may_be_none_can_be_set_to_none():

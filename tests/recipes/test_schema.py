@@ -18,7 +18,7 @@ RESNET, RESNEXT = "paper/cifar100-resnet38-learned", "paper/cifar10-resnext20-4-
         ("data.shrink=0", "data.shrink is 0; it must be 1 or more."),
         ("data.train_images=0", "data.train_images is 0; it must be 1 or more."),
         ("data.test_images=0", "data.test_images is 0; it must be 1 or more."),
-        ("model.architecture=resnest", "model.architecture is 'resnest'; it must be one of resnet, resnext."),
+        ("model.architecture=resnest", "model.architecture is 'resnest'; it must be one of resnet, resnext, mixed."),
         ("model.architecture=resnext", "model.width is missing; a resnext needs it."),
         ("model.depth=10004", "model.depth is 10004; that is beyond 10,000, and surely not meant."),
         ("model.cardinality=4", "model.cardinality is 4; only a resnext has it."),
@@ -90,7 +90,7 @@ def test_a_value_out_of_bounds_is_refused(setting, said):
         ("model.norm=brnch", "model.norm is 'brnch'; it must be one of branch, sum."),
         ("model={norm = 'sum', aggregation = 'mean'}", "model.norm='sum' normalises the sum of residuals"),
         ("model.connectivity=[[[]]]", "model.connectivity has 1 rows; the stack has 6 layers."),
-        ("model.architecture=resnet", "model.width is 4; only a resnext has it."),
+        ("model.architecture=resnet", "model.width is 4; only a resnext or mixed has it."),
     ],
 )
 def test_a_branch_out_of_bounds_is_refused(setting, said):

@@ -19,19 +19,20 @@ if TYPE_CHECKING:
     from maskconnect.experiments.sweep import Outcome
 
 ROWS = {
-    "discover/digits": "Learned, K=2",
-    "discover/digits-prev": "Fixed-Prev: a chain of 3x3 convolutions",
-    "discover/digits-random": "Fixed-Random, K=2",
-    "discover/digits-full": "Fixed-Full: all of them",
+    "discover/mnist5k": "Learned, K=2",
+    "discover/mnist5k-prev": "Fixed-Prev: a chain of 3x3 convolutions",
+    "discover/mnist5k-random": "Fixed-Random, K=2",
+    "discover/mnist5k-full": "Fixed-Full: all of them",
 }
 INTRODUCTION = """\
-Three layers, each with nine kinds of branches: convolutions, pooling, identity, ... Which should a branch read?
-Learned wiring and three fixed rules, trained on 1,437 handwritten digits for the same epochs, with the same seeds."""
+Two layers of nine kinds of branches: convolutions of several kinds, pooling, identity, ... Which of them to use, and
+how to connect them? Learned wiring beside three fixed rules: the same 4,000 images of MNIST, the same epochs, the same
+seeds."""
 
 
 def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     """Add `demo` to the command line."""
-    about = "learn a wiring of unlike branches, beside fixed ones (about two minutes)"
+    about = "learn a wiring of unlike branches, beside fixed ones (two to three minutes)"
     parser = add_verb(commands, "demo", run, about, "demo\n  maskconnect demo --seeds 5 --out runs/demo5")
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), metavar="DIR", help="default: runs/demo")
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="of each wiring (default: 3)")
@@ -96,7 +97,7 @@ def show_comparison(outcomes: list[Outcome]) -> None:
     print()
     show_table(head, rows, right=range(1, len(head)))
     learned, *fixed = ROWS
-    seeds = f"mean of {len(scores[learned])} seeds ± standard deviation, 360 test images, last epoch"
+    seeds = f"mean of {len(scores[learned])} seeds ± standard deviation, 1,000 test images, last epoch"
     print(f"\n{seeds.capitalize()}.")
     best = max(fixed, key=lambda name: means[name].mean)
     over = difference_by_seed(scores[learned], scores[best])

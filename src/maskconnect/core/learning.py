@@ -76,6 +76,10 @@ class Learning(ABC):
         """What the used modules may cost; None where they may cost anything."""
         return None
 
+    def rate_after(self, steps: int) -> float:
+        """The part of `mask_lr` by which masks are updated."""
+        return 1.0
+
     def has_ended(self, steps: int) -> bool:
         """Whether masks learned for all `steps`, in the last of which the top-K was read; without `steps`, always."""
         return self.steps is None or steps >= self.steps
@@ -140,6 +144,8 @@ class Blend(Learning):
         steps: the number of optimizer steps that masks learn for. Freeze after them.
         uniform_floor: this part of each mask is spread evenly over its candidates, so that no source stays untrained.
             By default 0.1, or 0 where `mask_init` favours some sources.
+        decay: whether updates of the masks become smaller as the top-K takes over, from `mask_lr` in the first step to
+            nothing in the last, so that the last few batches do not decide.
         keep: the part of all parameters that the modules which reach the output may hold when learning ends; 1 lets
             masks choose freely. Learn from a trained network, as `mc.rewire` makes it (see `core/budget.py`).
         costs: with `keep`, one number per module to count in the place of its parameters, such as multiply-adds.
@@ -149,6 +155,7 @@ class Blend(Learning):
 
     steps: int = field()
     uniform_floor: float | None = None
+    decay: bool = False
     keep: float = 1.0
     costs: tuple[float, ...] | None = None
     gradient: str = "direction"
@@ -161,6 +168,8 @@ class Blend(Learning):
                 raise ConfigError(f"uniform_floor is {self.uniform_floor}; it must be at least 0 and below 1.")
         if self.gradient == "none":
             raise ConfigError("gradient is 'none', a control that draws from uniform masks; it cannot blend them.")
+        if not isinstance(self.decay, bool):
+            raise ConfigError(f"decay is {shown(self.decay)}; it must be True or False.")
         object.__setattr__(self, "keep", number("keep", self.keep))
         if not 0 < self.keep <= 1:
             raise ConfigError(f"keep is {self.keep}; it must be above 0 and at most 1.")
@@ -170,6 +179,10 @@ class Blend(Learning):
     def temperature_after(self, steps: int) -> float:
         """From 1 down to 0 in a straight line."""
         return _cooled(steps, self.steps)
+
+    def rate_after(self, steps: int) -> float:
+        """With `decay` as much as the temperature."""
+        return self.temperature_after(steps) if self.decay else 1.0
 
     def read(self, masks: ConnectivityMasks, real_TS: Tensor) -> BinaryMasks:
         """All candidates, each in part."""

@@ -198,5 +198,6 @@ def _groups_by_parameter(optimizer: Optimizer) -> dict[int, dict[str, Any]]:
 def _descend_(masks: ConnectivityMasks, before: Noted, group: dict[str, Any], rate: float) -> None:
     """m~ <- clip(m~ - lr * dl/dm, 0, 1), in place."""
     if before.grad is not None:
+        rate *= masks.how.rate_after(masks.steps_taken)
         masks.real.add_(before.grad, alpha=rate if group.get("maximize") else -rate)
     masks.clip_()

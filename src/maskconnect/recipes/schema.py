@@ -189,13 +189,14 @@ class LearningTable:
     temperature: float | None = None  # of draw: 1 as in the paper, 0 reads the top-K instead of drawing
     cool: bool | None = None  # of draw: whether draws become the top-K over all steps that masks learn for
     uniform_floor: float | None = None  # of blend: the part of each mask that is spread evenly over its candidates
+    decay: bool | None = None  # of blend: whether updates become smaller as the top-K takes over; none: no
     keep: float | None = None  # of blend: the part of all parameters that used modules may hold in the end; none: all
 
     def __post_init__(self) -> None:
         if self.way not in WAYS:
             raise unknown_name("learning.way", self.way, WAYS)
         drawing = self.way == "draw"
-        for name in ("uniform_floor", "keep") if drawing else ("temperature", "cool"):
+        for name in ("uniform_floor", "decay", "keep") if drawing else ("temperature", "cool"):
             if getattr(self, name) is not None:
                 raise ConfigError(
                     f"learning.{name} is {getattr(self, name)}; learning.way={self.way!r} has no such field. "
@@ -215,7 +216,7 @@ class LearningTable:
 
     def how(self, steps: int) -> Draw | Blend:
         """The way to learn for this number of steps."""
-        names = ("gradient", "credit", "temperature", "uniform_floor", "keep")
+        names = ("gradient", "credit", "temperature", "uniform_floor", "decay", "keep")
         given = {name: getattr(self, name) for name in names if getattr(self, name) not in (None, "default")}
         if self.way == "blend":
             return Blend(steps=steps, **given)
