@@ -43,8 +43,6 @@ class Relaxed(nn.Module):
         if self.how == "softmax" or not self.training:
             return self.alpha.softmax(dim=1)
         temperature = max(0.1, 1 - self.taken / self.steps)
-        if self.how == "cooled":
-            return relaxed_top(self.alpha, self.fan_in, temperature) / self.fan_in
         noise_TS = -torch.empty_like(self.alpha).exponential_().log()
         return relaxed_top(self.alpha + noise_TS, self.fan_in, temperature) / self.fan_in
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, cast
 
@@ -33,8 +33,6 @@ class Row:
     rate: float = 0.0  # of Adam, for these
     leave_out: bool = False  # choose sources by leaving each out, before masks have become the top-K
     mask_lr: float | None = None  # in the place of the recipe's
-    credit: str | None = None
-    uniform_floor: float | None = None
     settings: tuple[str, ...] = ()  # further changes of the recipe
 
 
@@ -53,19 +51,11 @@ ROWS = {
 TRIED = {
     **{f"Softmax, rate {rate}": Row(relax="softmax", rate=rate) for rate in (0.003, 0.01, 0.1)},
     **{f"Gumbel, rate {rate}": Row(relax="gumbel", rate=rate) for rate in (0.003, 0.01, 0.1)},
-    **{f"Cooled top-K, rate {rate}": Row(relax="cooled", rate=rate) for rate in (0.03, 0.1)},
     **{f"Learned, mask rate {rate}": Row(mask_lr=rate) for rate in (0.003, 0.01, 0.1)},
-    "Learned, credit whole": Row(credit="whole"),
+    "Learned by direction": Row(settings=("learning.gradient=direction",)),
+    "Learned by direction, credit new": Row(settings=("learning.gradient=direction", "learning.credit=new")),
     "Learned, no decay": Row(settings=("learning.decay=none",)),
-    "Learned, no floor": Row(uniform_floor=0.0),
-    **{f"Learned, K={k}": Row(settings=(f"model.fan_in={k}",)) for k in (3, 4)},
-    **{
-        f"Learned, scaled, K={k}": Row(
-            settings=(f"model.fan_in={k}", "model.aggregation=scaled", "learning.credit=whole")
-        )
-        for k in (2, 4)
-    },
-    "Random, scaled, K=2": Row(variant="-random", settings=("model.aggregation=scaled", "learning.credit=whole")),
+    "Learned, K=4": Row(settings=("model.fan_in=4",)),
 }
 """Settings that were chosen on validation images, with seeds from 100 on."""
 
@@ -121,9 +111,8 @@ def optimizers_of(
     rate = mask_lr if row.mask_lr is None else row.mask_lr
     groups = mc.param_groups(network, lr=0.0, mask_lr=rate, weight_decay=training.weight_decay)
     sgd = torch.optim.SGD(groups, momentum=training.momentum)
-    changes = {name: getattr(row, name) for name in ("credit", "uniform_floor") if getattr(row, name) is not None}
     cooled = 2 * steps if row.leave_out else steps  # sources that are left out must still be read
-    mc.attach(sgd, network, replace(recipe.learning, **changes).how(cooled))
+    mc.attach(sgd, network, recipe.learning.how(cooled))
     return [sgd]
 
 

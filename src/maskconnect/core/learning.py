@@ -25,12 +25,14 @@ from maskconnect.errors import ConfigError, integer, number, shown, unknown_name
 if TYPE_CHECKING:
     from maskconnect.core.masks import BinaryMasks, ConnectivityMasks
 
-GRADIENTS = ("plain", "direction", "none")
+GRADIENTS = ("plain", "direction", "rms", "none")
 CREDITS = ("whole", "new")
 UNIFORM_FLOOR = 0.1
 """The default of `Blend.uniform_floor`: enough that no source is given up before its weights have learned."""
 NOISE = 1e-6
 """A gradient that differs between candidates by less than this part of its length has no direction but rounding."""
+MEMORY = 0.999
+"""Of the running mean of squared gradients: the part that a step keeps."""
 UNLIKELY = -1e4
 """The score of a zero entry, below the logarithm of every positive float: drawn only when those run out (D6)."""
 
@@ -42,7 +44,9 @@ class Learning(ABC):
     Args:
         gradient: what the real masks are updated with: "plain", dl/dm as in the paper; "direction", dl/dm less its mean
             over the candidates of a target and scaled to length 1, so that the learning rate is the length of a step;
-            or "none", a control in which masks never learn.
+            "rms", every entry divided by the root mean square of its own gradients so far, as Adam does, then less the
+            mean, so that sources with large but contradictory gradients do not decide; or "none", a control in which
+            masks never learn.
         credit: what of a source counts for its mask: the "whole" of it, as in the paper, or what is "new" in it,
             without its part along the join of the target. "new" works with the aggregations mean, residual and sum.
         steps: the number of optimizer steps after which the top-K is read, if that is to be.
@@ -84,14 +88,29 @@ class Learning(ABC):
         """Whether masks learned for all `steps`, in the last of which the top-K was read; without `steps`, always."""
         return self.steps is None or steps >= self.steps
 
-    def descent(self, grad_TS: Tensor, candidate_TS: Tensor) -> Tensor:
-        """What step 3 of Algorithm 1 subtracts from the real masks, but for the learning rate."""
+    def squares(self, grad_TS: Tensor, before_TS: Tensor) -> Tensor:
+        """The running mean of squared gradients after this one; of "rms" only."""
+        if self.gradient != "rms":
+            return before_TS
+        after_TS = before_TS.lerp(grad_TS.square().to(before_TS.dtype), 1 - MEMORY)
+        return torch.where(grad_TS.isfinite(), after_TS, before_TS)  # a GradScaler will leave this step out
+
+    def descent(self, grad_TS: Tensor, candidate_TS: Tensor, square_TS: Tensor, steps: int) -> Tensor:
+        """What step 3 of Algorithm 1 subtracts from the real masks, but for the learning rate.
+
+        `square_TS` are the `squares` with this gradient, `steps` the number of steps before it.
+        """
         if self.gradient == "plain":
             return grad_TS
         if self.gradient == "none":
             return torch.zeros_like(grad_TS)
         candidate_TS = candidate_TS.to(grad_TS.device)
-        mean_T1 = grad_TS.sum(dim=1, keepdim=True) / candidate_TS.sum(dim=1, keepdim=True)
+        count_T1 = candidate_TS.sum(dim=1, keepdim=True)
+        if self.gradient == "rms":
+            usual_TS = (square_TS / (1 - MEMORY ** (steps + 1))).sqrt()
+            grad_TS = torch.where(usual_TS > 0, grad_TS / usual_TS, 0.0)
+            return (grad_TS - grad_TS.sum(dim=1, keepdim=True) / count_T1) * candidate_TS / count_T1.sqrt()
+        mean_T1 = grad_TS.sum(dim=1, keepdim=True) / count_T1
         centred_TS = grad_TS - mean_T1 * candidate_TS
         length_T1 = centred_TS.norm(dim=1, keepdim=True)
         noise_T1 = NOISE * grad_TS.norm(dim=1, keepdim=True)
@@ -105,7 +124,7 @@ class Draw(Learning):
     Args:
         temperature: 1 as in the paper; 0 reads the top-K instead of drawing.
         steps: if given, draws cool down to the top-K over this number of optimizer steps.
-        gradient: "plain" (default), "direction" or "none"; see `Learning`.
+        gradient: "plain" (default), "direction", "rms" or "none"; see `Learning`.
         credit: "whole" (default) or "new"; see `Learning`.
     """
 
@@ -149,7 +168,7 @@ class Blend(Learning):
         keep: the part of all parameters that the modules which reach the output may hold when learning ends; 1 lets
             masks choose freely. Learn from a trained network, as `mc.rewire` makes it (see `core/budget.py`).
         costs: with `keep`, one number per module to count in the place of its parameters, such as multiply-adds.
-        gradient: "direction" (default) or "plain"; see `Learning`.
+        gradient: "direction" (default), "rms" or "plain"; see `Learning`.
         credit: "whole" (default) or "new"; see `Learning`.
     """
 

@@ -56,6 +56,7 @@ class ConnectivityMasks(nn.Module):
     binary: Tensor
     frozen: Tensor
     progress: Tensor
+    square: Tensor
     source: Tensor
     fan_in: Tensor
 
@@ -91,6 +92,7 @@ class ConnectivityMasks(nn.Module):
         self.register_buffer("binary", torch.zeros_like(self.candidate_TS))
         self.register_buffer("frozen", torch.zeros((), dtype=torch.bool, device="cpu"))
         self.register_buffer("progress", torch.zeros((), dtype=torch.int64, device="cpu"))
+        self.register_buffer("square", torch.zeros_like(self.real))  # the running mean of squared gradients
         self.register_buffer("source", self._source_TS.clone())  # this and fan_in say what a saved state is of
         self.register_buffer("fan_in", self.fan_in_T.clone())
         self.reset_parameters()
@@ -108,7 +110,7 @@ class ConnectivityMasks(nn.Module):
         self.generator.manual_seed(self.seed)
         self.source.copy_(self._source_TS)
         self.fan_in.copy_(self.fan_in_T)
-        for buffer in (self.binary, self.frozen, self.progress):
+        for buffer in (self.binary, self.frozen, self.progress, self.square):
             buffer.zero_()
         if self._start is not None:
             self._fix(write_mask(self._start, self.layout, self.candidates))
@@ -165,7 +167,7 @@ class ConnectivityMasks(nn.Module):
                     stacklevel=3,
                 )
             self.how, self._fitted = how, None
-            self.progress = torch.zeros_like(self.progress)
+            self.progress, self.square = torch.zeros_like(self.progress), torch.zeros_like(self.square)
         self.attached = True
 
     @torch.no_grad()
@@ -352,7 +354,8 @@ class ConnectivityMasks(nn.Module):
         if not self.attached:
             self.how = how
         elif how != self.how and not self.frozen and self.steps_taken:
-            self.progress = torch.zeros_like(self.progress)  # not in place: it may be the very tensor that was saved
+            # Not in place: these may be the very tensors that were saved.
+            self.progress, self.square = torch.zeros_like(self.progress), torch.zeros_like(self.square)
             warnings.warn(
                 f"the saved masks learned by {how}; mc.attach has set {self.how} here, which starts at its first step.",
                 stacklevel=2,
@@ -364,8 +367,9 @@ class ConnectivityMasks(nn.Module):
             saved = state_dict.get(prefix + name)
             if saved is not None and not torch.equal(saved.cpu(), expected[name]):
                 raise CheckpointError(f"the saved masks {prefix.rstrip('.')!r} have {what} than this stack.")
-        if prefix + "real" in state_dict:  # version 0.1 did not save the progress
-            state_dict.setdefault(prefix + "progress", torch.zeros_like(self.progress))
+        if prefix + "real" in state_dict:  # version 0.1 did not save these
+            for name in ("progress", "square"):
+                state_dict.setdefault(prefix + name, torch.zeros_like(getattr(self, name)))
         super()._load_from_state_dict(state_dict, prefix, *args)
         if not self.frozen.is_meta:
             self._read_buffers()  # now, because compiled code looks at what was read

@@ -110,6 +110,7 @@ class Noted(NamedTuple):
 
     real: Tensor
     grad: Tensor | None  # in the form that updates the real masks
+    square: Tensor | None  # the running mean of squared gradients, with this one
     worth_M: Tensor | None  # of every module, if there is a budget
 
 
@@ -152,12 +153,14 @@ class MaskUpdate:
         """Remember the real masks, and their gradient in the form that updates them."""
         scale = getattr(optimizer, "grad_scale", None)  # of a GradScaler, which a fused optimizer divides by itself
         for m in self.masks:
-            grad, worth_M = m.real.grad, None
+            grad, square, worth_M = m.real.grad, None, None
             if grad is not None and not m.is_frozen:
                 grad = grad if scale is None else grad / scale
                 worth_M = worth_of_modules(m, grad)
-                grad = None if only_removes(m) else m.how.descent(grad, m.candidate_TS).clone()
-            self.noted[id(m)] = Noted(m.real.detach().clone(), grad, worth_M)
+                square = m.how.squares(grad, m.square)
+                descent = None if only_removes(m) else m.how.descent(grad, m.candidate_TS, square, m.steps_taken)
+                grad = None if descent is None else descent.clone()
+            self.noted[id(m)] = Noted(m.real.detach().clone(), grad, square, worth_M)
 
     @torch.no_grad()
     def update(self, optimizer: Optimizer, *_: Any) -> None:
@@ -166,12 +169,12 @@ class MaskUpdate:
         found_inf = getattr(optimizer, "found_inf", None)
         skipped = found_inf is not None and bool(found_inf.item())  # as a GradScaler tells a fused optimizer
         for m, group in zip(self.masks, groups_of(optimizer, self.masks), strict=True):
-            before = self.noted.pop(id(m), Noted(m.real, None, None))
+            before = self.noted.pop(id(m), Noted(m.real, None, None, None))
             m.real.copy_(before.real)
             rate = mask_rate(optimizer, group, self.mask_lr)
             if not m.is_frozen and not is_empty_step(m.real, rate):
                 if skipped:
-                    before = Noted(before.real, None, None)
+                    before = Noted(before.real, None, None, None)
                 _descend_(m, before, group, rate)
                 m.progress += 1
                 hold_budget_(m, before.worth_M, rate)
@@ -200,4 +203,6 @@ def _descend_(masks: ConnectivityMasks, before: Noted, group: dict[str, Any], ra
     if before.grad is not None:
         rate *= masks.how.rate_after(masks.steps_taken)
         masks.real.add_(before.grad, alpha=rate if group.get("maximize") else -rate)
+    if before.square is not None:
+        masks.square.copy_(before.square)
     masks.clip_()

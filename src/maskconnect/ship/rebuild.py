@@ -132,7 +132,9 @@ def _pruned(model: nn.Module, described: Mapping[str, Any]) -> nn.Module:
 def _check_tensors(network: nn.Module, tensors: Mapping[str, Tensor], where: str, *, dtypes: bool) -> None:
     """Every tensor of the network is there, and no other."""
     own = network.state_dict()
-    free = {name for name in own if name.endswith(("masks._extra_state", "masks.progress"))}  # of any way to learn
+    free = {
+        name for name in own if name.endswith(("masks._extra_state", "masks.progress", "masks.square"))
+    }  # of any way to learn
     for name in sorted((own.keys() | tensors.keys()) - free):
         if name not in own or name not in tensors:
             which = "the saved network" if name in tensors else "the model"
