@@ -237,7 +237,7 @@ def test_masks_that_favour_the_old_wiring_are_not_spread():
         (lambda: mc.Blend(steps=4, gradient="none"), "it cannot blend them"),
         (lambda: mc.Draw(temperature=0.5), "temperature is 0.5; it must be 1"),
         (lambda: mc.Draw(temperature=0.0, steps=3), "to cool down, start from 1"),
-        (lambda: mc.Draw(gradient="centered"), "gradient is 'centered'; it must be one of plain, direction, none"),
+        (lambda: mc.Draw(gradient="centered"), "gradient is 'centered'; it must be one of plain, direction, rms, none"),
         (lambda: mc.Draw(gradient="none", steps=3), "a control that draws from uniform masks"),
     ],
 )

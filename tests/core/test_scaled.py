@@ -68,6 +68,15 @@ def test_it_is_pruned_saved_and_loaded(tmp_path):
         torch.testing.assert_close(mc.load(tmp_path / str(number))(x), model(x), rtol=0, atol=1e-5)
 
 
-def test_layers_have_none():
-    with pytest.raises(mc.ConfigError, match="aggregation is 'scaled'; that is for a list of modules"):
-        mc.MaskedStack(mlp_layers(2, 3), 2, aggregation="scaled")
+def test_layers_have_a_scale_per_connection_and_their_output_is_a_mean():
+    torch.manual_seed(0)
+    layers = mlp_layers(2, 3)
+    stack = mc.MaskedStack(layers, connectivity="full", aggregation="scaled")
+    stack.scales.data.copy_(torch.rand(3, 3))
+    x = torch.randn(4, 6)
+    first = [module(x) for module in layers[0]]
+    second = [
+        module(sum(a * y for a, y in zip(row, first, strict=True)))
+        for module, row in zip(layers[1], stack.scales, strict=True)
+    ]
+    torch.testing.assert_close(stack(x), sum(second) / 3)

@@ -15,7 +15,15 @@ from maskconnect.recipes import Recipe, load, names, write
 from maskconnect.recipes.load import HOME, in_file
 from maskconnect.recipes.schema import Paper, Phase
 
-CLASSES = {"digits": 10, "cifar10": 10, "cifar100": 100, "fashion-mnist": 10, "mini-imagenet": 100, "imagenet": 1000}
+CLASSES = {
+    "digits": 10,
+    "cifar10": 10,
+    "cifar100": 100,
+    "fashion-mnist": 10,
+    "mnist5k": 10,
+    "mini-imagenet": 100,
+    "imagenet": 1000,
+}
 OURS_OF_29_64_8 = 34.6  # where the paper has 34.4 (D3)
 
 # Table 1: accuracy.
@@ -159,7 +167,23 @@ def test_the_quick_recipes_are_these():
     wanted = [f"quick/cifar{n}{kind}" for n in (10, 100) for kind in (*resnet, *resnext)]
     wanted += [f"quick/digits{kind}" for kind in ("", "-prev", "-random")]
     assert wanted == QUICK
-    assert len(ALL) == len(wanted) + 4 + 43  # strong, paper
+    assert len(ALL) == len(wanted) + 8 * 6 + 4 + 43  # discover, strong, paper
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name.startswith("discover/")])
+def test_every_set_of_discover_has_the_same_six_wirings(name):
+    recipe = ALL[name]
+    kind = name.rpartition("/")[2].removeprefix(recipe.data.name.removesuffix("-mnist")).removeprefix("-quick")
+    wanted = {
+        "": ("learned", "mean", "blend"),
+        "-drawn": ("learned", "mean", "draw"),
+        "-prev": ("prev", "mean", "blend"),
+        "-random": ("random", "mean", "blend"),
+        "-full": ("full", "mean", "blend"),
+        "-scaled": ("full", "scaled", "blend"),
+    }
+    assert (recipe.model.connectivity, recipe.model.aggregation, recipe.learning.way) == wanted[kind]
+    assert recipe.model.shape.module_kinds[:2] == ("conv3x3", "dilated3x3")
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name.startswith("quick/cifar")])
@@ -251,7 +275,7 @@ def test_images_are_augmented_as_the_appendix_says(name):
 def test_a_network_builds_and_has_as_many_parameters_as_the_paper_states(name):
     recipe = ALL[name]
     dataset = recipe.data.name
-    channels = 1 if dataset in ("digits", "fashion-mnist") else 3
+    channels = 1 if dataset in ("digits", "mnist5k", "fashion-mnist") else 3
     with torch.device("meta"):
         model = build(recipe.model.spec(num_classes=CLASSES[dataset], in_channels=channels, seed=recipe.seed))
     millions = mc.count_parameters(model).weights / 1e6
@@ -291,8 +315,9 @@ def test_every_recipe_says_in_words_what_it_is(name):
     how = {"prev": "Fixed-Prev", "full": "Fixed-Full", "random": "Fixed-Random", "learned": "learned connectivity"}
     tail = "" if model.fan_in is None else f", K={model.fan_in}"
     tail += ", strong" if model.use_all else ""
-    sizes = f"{{{model.depth},{model.width},{model.cardinality}}}"
-    network = f"ResNet-{model.depth}" if model.architecture == "resnet" else f"ResNeXt {sizes}"
+    if name.startswith("discover/"):
+        tail += ", by draws" * (recipe.learning.way == "draw") + ", scaled" * (model.aggregation == "scaled")
+    network = model.shape.title
     network += " as it was published" if model.norm == "sum" and name.startswith("quick/") else ""
     assert about.endswith(f", {network}, {how[model.connectivity]}{tail}")
     assert about.split(",")[0].lower().replace("-", "").startswith(recipe.data.name.replace("-", ""))
@@ -306,7 +331,7 @@ def test_a_file_begins_with_the_numbers_and_commands_of_its_recipes(path):
     assert commands
     assert set(commands) <= set(own)
     if path.parent.name != "paper":
-        assert ("Not of the paper" if path.parent.name == "quick" else "which is not the paper's") in said
+        assert ("which is not the paper's" if path.parent.name == "strong" else "Not of the paper") in said
         return
     found = [claim for name in own if (claim := ALL[name].paper) and claim.accuracy is not None]
     stated = [number for claim in found for number in (claim.accuracy, claim.mean, claim.std, claim.top5)]

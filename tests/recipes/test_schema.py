@@ -61,7 +61,7 @@ RESNET, RESNEXT = "paper/cifar100-resnet38-learned", "paper/cifar10-resnext20-4-
         ),
         ("learning.keep=0.5", "learning.keep is 0.5; learning.way='draw' has no such field"),
         ("learning={way = 'blend', keep = 0.0}", "learning.keep is 0.0; it must be above 0 and at most 1."),
-        ("learning.gradient=flat", "learning.gradient is 'flat'; it must be one of plain, direction, none."),
+        ("learning.gradient=flat", "learning.gradient is 'flat'; it must be one of plain, direction, rms, none."),
         ("learning.credit=fooo", "learning.credit is 'fooo'; it must be one of whole, new."),
         ("phase.learn.blend=true", 'phase.learn.blend is now learning.way (way = "blend")'),
         ("phase.learn.even=0.1", "phase.learn.even is now learning.uniform_floor"),

@@ -10,7 +10,7 @@ from maskconnect.recipes.write import assignments, write
 
 WIRINGS = {"learned": "Learned", "prev": "Fixed-Prev", "full": "Fixed-Full", "random": "Fixed-Random"}
 SETS = {
-    "mnist5k": "MNIST (5,000 images)",
+    "mnist5k": "MNIST-5k",
     "cifar10": "CIFAR-10",
     "cifar100": "CIFAR-100",
     "fashion-mnist": "Fashion-MNIST",
