@@ -1,4 +1,4 @@
-# make run    sets up, then trains digits with fixed, random and learned wiring
+# make run    sets up, then learns a wiring of unlike branches beside fixed ones, and prunes it
 # make test   sets up, then runs every test, lint and types
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
@@ -6,7 +6,7 @@ BIN := .venv/bin
 .PHONY: help run test test-docs test-integrations test-slow venv browser format clean
 
 help:
-	@echo "make run                set up, then train digits with fixed, random and learned wiring, and prune"
+	@echo "make run                set up, then learn a wiring of unlike branches beside fixed ones, and prune it"
 	@echo "make test               set up, then lint, types and tests (about 7 minutes on two cores)"
 	@echo "make test-docs          check that every table in the docs is what the kept results say"
 	@echo "make test-integrations  tests with the real timm, transformers, lightning and accelerate, which it installs"
