@@ -101,9 +101,13 @@ def show_comparison(outcomes: list[Outcome]) -> None:
     print(f"\n{seeds.capitalize()}.")
     best = max(fixed, key=lambda name: means[name].mean)
     over = difference_by_seed(scores[learned], scores[best])
-    text = f" (95 % interval {over.interval[0]:+.2f} to {over.interval[1]:+.2f})" if over.interval else ""
-    place = "Learned wiring is best" if over.mean > 0 else "Learned wiring is not best here"
-    print(f"{place}: {over.mean:+.2f} points over {ROWS[best].split(':')[0]}, the best fixed rule{text}.")
+    print(f"Learned wiring, over the best fixed rule ({ROWS[best].split(':')[0]}): {over.mean:+.2f} points.", end=" ")
+    if over.interval is None:
+        print("One seed shows how it works, and not which wiring is better.")
+    else:
+        low, high = over.interval
+        shown = "significant" if low > 0 or high < 0 else "not significant"
+        print(f"With these seeds that is {shown} (95 % interval {low:+.2f} to {high:+.2f}).")
 
 
 def show_learned(folder: Path) -> None:
