@@ -69,7 +69,8 @@ def train(name: str, settings: tuple[str, ...], row: Row, seed: int, how: Option
     torch.manual_seed(seed)
     network = build(recipe.model.spec(num_classes=len(given.classes), in_channels=given.channels, seed=seed))
     steps = recipe.steps_of_learning(len(given.train))
-    relaxed = Relaxed(cast(mc.MaskedStack, network.stack), 2, row.relax, steps) if row.relax else None
+    fan_in = recipe.model.fan_in or 0  # fixed wirings need none
+    relaxed = Relaxed(cast(mc.MaskedStack, network.stack), fan_in, row.relax, steps) if row.relax else None
     if relaxed is not None:
         network.stack = relaxed
     cast(Any, network).to(memory_format=torch.channels_last)
@@ -77,7 +78,7 @@ def train(name: str, settings: tuple[str, ...], row: Row, seed: int, how: Option
     first = 0
     for phase in recipe.phase:
         if not phase.mask_lr:
-            choose(network, recipe, row, relaxed, given)
+            choose(network, row, relaxed, fan_in, given)
             relaxed = None
             optimizers[1:] = []
         optimizers[0].param_groups[0]["lr"] = phase.lr
@@ -116,18 +117,17 @@ def optimizers_of(
     return [sgd]
 
 
-def choose(network: nn.Module, recipe: Recipe, row: Row, relaxed: Relaxed | None, given: Prepared) -> None:
+def choose(network: nn.Module, row: Row, relaxed: Relaxed | None, fan_in: int, given: Prepared) -> None:
     """Make the wiring final, where it is not."""
     stack = network.stack
     if isinstance(stack, mc.MaskedStack) and (stack.masks.is_frozen or not row.leave_out):
         mc.freeze(network)
         return
-    masks = None
     if relaxed is None:
         assert isinstance(stack, mc.MaskedStack)
         masks = stack.masks
-        relaxed = Relaxed(stack, 2, "softmax", 1)
-        weight_TS = masks.how.read(masks, masks.real.detach().clone()).mask_TS.float() / 2
+        relaxed = Relaxed(stack, fan_in, "softmax", 1)
+        weight_TS = masks.how.read(masks, masks.real.detach().clone()).mask_TS.float() / fan_in
         network.stack = relaxed
     else:
         weight_TS = relaxed.alpha.detach().softmax(dim=1)
