@@ -84,16 +84,19 @@ def run_missing(args: argparse.Namespace, place: Path, seeds: Sequence[int]) -> 
 
 
 def accuracies(found: Results) -> Table:
-    """Accuracies, and points of test accuracy of the first row over each of the others, with intervals."""
+    """Accuracies, points of test accuracy of the first row over each of the others, and parameters after pruning."""
     first, lines = next(iter(found)), []
     for row, runs in found.items():
         cells = [summary(by_seed(found, row, part)) for part in ("validation", "test")]
         over = difference_by_seed(by_seed(found, first, "test"), by_seed(found, row, "test"))
         seconds = fmean(run["seconds"] for run in runs.values())
-        lines.append((row, f"{len(runs)}", *cells, over.text() if row != first else "", f"{seconds:.0f}"))
+        left = fmean(run["parameters"] for run in runs.values())
+        difference = over.text() if row != first else ""
+        lines.append((row, f"{len(runs)}", *cells, difference, f"{left:,.0f}", f"{seconds:.0f}"))
         if row == "Fixed-Random":
             lines += [luck(found, row, count) for count in (4, 8) if count <= len(by_seed(found, row, "validation"))]
-    head = ("", "n", "validation accuracy, %", "test accuracy, %", f"{first} is better by", "seconds")
+    accuracy = ("validation accuracy, %", "test accuracy, %")
+    head = ("", "n", *accuracy, f"{first} is better by", "parameters after pruning", "seconds")
     notes = ("Accuracies are those of the last epoch. Differences are paired by seed; intervals are Student's.",)
     return Table("Unlike branches", head, tuple(lines), notes)
 
@@ -108,7 +111,7 @@ def luck(found: Results, row: str, count: int) -> tuple[str, ...]:
     runs = [(run["validation"], run["test"], run["seconds"]) for run in found[row].values()]
     best = [max(some) for some in combinations(runs, count)]
     validation, test = (f"{fmean(run[part] for run in best):.2f}" for part in (0, 1))
-    return f"the best of {count}", "", validation, test, "", f"{count * fmean(run[2] for run in runs):.0f}"
+    return f"the best of {count}", "", validation, test, "", "", f"{count * fmean(run[2] for run in runs):.0f}"
 
 
 def by_seed(found: Results, row: str, part: str) -> dict[int, float]:

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import maskconnect as mc
+from maskconnect.core.count import pruned_parameters
 from maskconnect.models import build
 from maskconnect.recipes import Recipe, load
 from maskconnect.training import images
@@ -97,7 +98,8 @@ def train(name: str, settings: tuple[str, ...], row: Row, seed: int, how: Option
     seconds = time.perf_counter() - start
     parts = {"validation": given.validation, "test": given.test}
     scores = {p: predict(network, part, machine, lambda: None).scores().top1 for p, part in parts.items() if part}
-    return {**scores, "seconds": round(seconds, 1), "wiring": mc.wiring_of(network)}
+    left = pruned_parameters(network).transitive
+    return {**scores, "seconds": round(seconds, 1), "parameters": left, "wiring": mc.wiring_of(network)}
 
 
 def optimizers_of(

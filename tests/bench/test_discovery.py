@@ -73,12 +73,13 @@ def test_leaving_out_finds_the_source_that_matters(alternatives):
 
 def test_the_table_compares_learned_wiring_with_every_row(tmp_path, capsys):
     def runs(*values):
-        return {str(s): {"validation": v, "test": v, "seconds": 10.0, "wiring": []} for s, v in enumerate(values)}
+        more = {"seconds": 10.0, "parameters": 1234, "wiring": []}
+        return {str(s): {"validation": v, "test": v, **more} for s, v in enumerate(values)}
 
     found = {"Learned": runs(50, 52, 51), "Fixed-Random": runs(48, 47, 49)}
     (tmp_path / "discover-x.json").write_text(json.dumps(found))
     main = runpy.run_path(str(BENCHMARKS / "discovery.py"))["main"]
     main(["discover/x", "--results", str(tmp_path), "--show"])
     said = capsys.readouterr().out
-    assert "| Fixed-Random | 3 | 48.00 ± 1.00 | 48.00 ± 1.00 | +3.00 (-1.30 to +7.30) | 10 |" in said
+    assert "| Fixed-Random | 3 | 48.00 ± 1.00 | 48.00 ± 1.00 | +3.00 (-1.30 to +7.30) | 1,234 | 10 |" in said
     assert "discovery_runs" not in sys.modules  # which needs the other files beside it
