@@ -113,11 +113,11 @@ def test_make_run_works_in_a_fresh_clone_and_reuses_what_is_there(tmp_path):
     first = run("make", "run", cwd=tmp_path / "clone")
     assert first.returncode == 0, first.stderr
     assert "setting up .venv" in first.stdout
-    assert "Learned, K=3" in first.stdout
+    assert "Learned, K=2" in first.stdout
     second = run("make", "run", cwd=tmp_path / "clone")
     assert second.returncode == 0, second.stderr
     assert "setting up" not in second.stdout
-    assert second.stdout.count("this run has ended before") == 3
+    assert "12 have ended before" in second.stdout + second.stderr
     table = first.stdout[first.stdout.index("wiring  ") :]
     assert second.stdout.endswith(table)  # all that comes after the runs is the same
 
