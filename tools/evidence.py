@@ -1,4 +1,4 @@
-"""Write the tables and figures of PAGES anew, by the commands above them.
+"""Rewrite the tables and figures of PAGES by the commands above them.
 
     .venv/bin/python tools/evidence.py
 

@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 PICTURE = "wiring.svg"
 
 
-def show_architecture(folder: Path) -> None:
+def show_architecture(folder: Path, *, code: bool = True) -> None:
     """Print the architecture of a run that has ended, prove that it computes the same, and write its picture."""
     try:
-        _show(folder)
+        _show(folder, code)
     except Exception as error:  # the run itself has ended well
         say(f"the architecture cannot be shown: {error or type(error).__name__}")
 
 
-def _show(folder: Path) -> None:
+def _show(folder: Path, code: bool) -> None:
     from maskconnect.report.drawing import draw
     from maskconnect.ship.trained import from_run
 
@@ -39,7 +39,9 @@ def _show(folder: Path) -> None:
     drawing = draw(saved.network)
     show_wiring(drawing.panels[0].wires)
     network, words = pruned(saved)
-    print(f"\n{words}\n\nIts code:\n\n{readable(str(network.code))}\n")
+    print(f"\n{words}")
+    if code:
+        print(f"\nIts code:\n\n{readable(str(network.code))}\n")
     write_picture(drawing.svg, folder / PICTURE)
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from maskconnect.cli.architecture import show_architecture
 from maskconnect.cli.table import show_table
 from maskconnect.cli.train import program
 from maskconnect.cli.verb import add_verb, say
@@ -75,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     if failed:
         return 1
     show_comparison(outcomes)
-    show_learned(args.out / cells[0].name)
+    show_architecture(args.out / cells[0].name, code=False)
     show_next(args.out, cells[0])
     return 0
 
@@ -108,19 +109,6 @@ def show_comparison(outcomes: list[Outcome]) -> None:
         low, high = over.interval
         shown = "significant" if low > 0 or high < 0 else "not significant"
         print(f"With these seeds that is {shown} (95 % interval {low:+.2f} to {high:+.2f}).")
-
-
-def show_learned(folder: Path) -> None:
-    """The architecture that the first seed learned, and its pruned network."""
-    from maskconnect.cli.architecture import pruned, show_wiring, write_picture
-    from maskconnect.report.drawing import draw
-    from maskconnect.ship.trained import from_run
-
-    saved = from_run(folder)
-    drawing = draw(saved.network)
-    show_wiring(drawing.panels[0].wires)
-    print(f"\n{pruned(saved)[1]}")
-    write_picture(drawing.svg, folder / "wiring.svg")
 
 
 def show_next(out: Path, cell: Cell) -> None:

@@ -31,7 +31,7 @@ from maskconnect.core.reference import first_order, is_reference
 
 
 def divisor_of(aggregation: str, sources: int) -> float:
-    """By what a sum of so many sources is divided; of "scaled" this is the output of layers, which has no scales."""
+    """The divisor of a sum of sources; with "scaled", of the output of layers, which has no scales."""
     return {"mean": sources, "sum": 1, "residual": 1, "stream": 1, "scaled": sources}[aggregation]
 
 

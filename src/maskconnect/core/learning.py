@@ -109,9 +109,10 @@ class Learning(ABC):
         if self.gradient == "rms":
             usual_TS = (square_TS / (1 - MEMORY ** (steps + 1))).sqrt()
             grad_TS = torch.where(usual_TS > 0, grad_TS / usual_TS, 0.0)
-            return (grad_TS - grad_TS.sum(dim=1, keepdim=True) / count_T1) * candidate_TS / count_T1.sqrt()
         mean_T1 = grad_TS.sum(dim=1, keepdim=True) / count_T1
         centred_TS = grad_TS - mean_T1 * candidate_TS
+        if self.gradient == "rms":
+            return centred_TS / count_T1.sqrt()
         length_T1 = centred_TS.norm(dim=1, keepdim=True)
         noise_T1 = NOISE * grad_TS.norm(dim=1, keepdim=True)
         return torch.where(length_T1 > noise_T1, centred_TS / length_T1, 0.0)

@@ -203,6 +203,6 @@ def _descend_(masks: ConnectivityMasks, before: Noted, group: dict[str, Any], ra
     if before.grad is not None:
         rate *= masks.how.rate_after(masks.steps_taken)
         masks.real.add_(before.grad, alpha=rate if group.get("maximize") else -rate)
-    if before.square is not None:
+    if before.square is not None and before.square is not masks.square:
         masks.square.copy_(before.square)
     masks.clip_()

@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from maskconnect.core.stack import MaskedStack
 from maskconnect.errors import ConfigError, shown, unknown_name
 from maskconnect.limits import within
 from maskconnect.models.blocks import STEMS, Classifier
@@ -110,15 +109,7 @@ def build_mixed(spec: MixedSpec, own: Mapping[str, Kind] | None = None) -> Class
             layers.append([branch(name, known[name], inputs, outputs, stride) for name in spec.kinds])
             inputs = outputs
     layers.append([branch(READER, conv3x3, inputs, inputs, 1)])
-    stack = MaskedStack(
-        layers,
-        spec.fan_in,
-        connectivity=spec.connectivity,
-        aggregation=spec.aggregation,
-        mask_init=spec.mask_init,
-        use_all=spec.use_all,
-        seed=spec.seed,
-    )
+    stack = spec.stack(layers)
     return Classifier(spec, stem, stack, inputs, spec.num_classes)
 
 

@@ -91,15 +91,7 @@ def build_resnet(spec: ResNetSpec) -> Classifier:
                 kind = ResidualBlock if spec.aggregation == "residual" else Block
                 blocks.append(kind(layers, shortcut))
             inputs = outputs
-    stack = MaskedStack(
-        blocks,
-        spec.fan_in,
-        connectivity=spec.connectivity,
-        aggregation=spec.aggregation,
-        mask_init=spec.mask_init,
-        use_all=spec.use_all,
-        seed=spec.seed,
-    )
+    stack = spec.stack(blocks)
     if spec.aggregation == "residual":
         start_scales_(stack)
     return Classifier(spec, stem, stack, inputs, spec.num_classes, preactivated=spec.aggregation == "stream")

@@ -123,15 +123,7 @@ def build_resnext(spec: ResNeXtSpec) -> Classifier:
         aggregation = ResidualSum(shortcuts, [SharedBatchNorm(m.outputs) for m in modules if spec.norm == "sum"])
     else:
         aggregation = BlockTotal(shortcuts, mean=spec.aggregation == "mean")
-    stack = MaskedStack(
-        branches,
-        spec.fan_in,
-        connectivity=spec.connectivity,
-        aggregation=aggregation,
-        mask_init=spec.mask_init,
-        use_all=spec.use_all,
-        seed=spec.seed,
-    )
+    stack = spec.stack(branches, aggregation)
     if spec.aggregation == "residual" and spec.norm == "branch":
         start_scales_(branches, stack)
     return Classifier(spec, stem, stack, modules[-1].outputs, spec.num_classes)

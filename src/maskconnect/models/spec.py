@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, ClassVar
 
+from maskconnect.core.layers import LayerAggregation
+from maskconnect.core.stack import MaskedStack
 from maskconnect.core.wiring import Layout
 from maskconnect.errors import ConfigError, unknown_name
 from maskconnect.limits import CONNECTIONS, MODULES, at_most, within
@@ -87,6 +89,18 @@ class Spec:
                 f"{self.size} makes {modules:,} modules that could learn {connections:,} connections; the "
                 f"limits are {MODULES:,} and {CONNECTIONS:,}."
             )
+
+    def stack(self, modules: Sequence[Any], aggregation: LayerAggregation | None = None) -> MaskedStack:
+        """The modules, connected as the spec says; `aggregation` is the module that does what the spec names."""
+        return MaskedStack(
+            modules,
+            self.fan_in,
+            connectivity=self.connectivity,
+            aggregation=self.aggregation if aggregation is None else aggregation,
+            mask_init=self.mask_init,
+            use_all=self.use_all,
+            seed=self.seed,
+        )
 
     def describe(self) -> dict[str, Any]:
         """The spec as plain data; `maskconnect.models.read_spec` reads it back."""

@@ -78,9 +78,7 @@ class Network:
     kinds: tuple[str, ...] | None = None  # of mixed: what the branches of a layer do; left out: one of each kind
     fan_in: int | None = None  # K
     connectivity: Any = "learned"  # or "prev", "full", "random", or an explicit wiring
-    aggregation: str | None = (
-        None  # "residual", "mean", "sum", "stream", "scaled", as the family has them. Left out: JOINS
-    )
+    aggregation: str | None = None  # "mean", "residual", "sum", ..., as the family has them. Left out: JOINS
     norm: str | None = None  # of resnext: "branch" (the default) or "sum"
     stem: str = "cifar"  # or "mini", "imagenet"
     mask_init: str | float = "uniform"

@@ -94,7 +94,7 @@ class Scene:
 
     @cached_property
     def bulges(self) -> tuple[int, ...]:
-        """How far the arc over so many blocks of a chain leans out."""
+        """How far an arc of a chain leans out, by the number of blocks that it leads over."""
         last = max(1, len(self.layout.sizes) - 1)
         widest = min(330, 90 + 14 * last)
         return tuple(int(widest * (distance / last) ** 0.75 + 0.5) for distance in range(last + 1))
@@ -112,7 +112,7 @@ class Scene:
         return self.reach(len(self.layout.sizes) - 1)
 
     def reach(self, distance: int) -> int:
-        """How wide a chain is whose longest connection leads over so many blocks."""
+        """How wide a chain is whose longest connection leads over `distance` blocks."""
         arc = self.bulges[distance] * 3 // 4 if distance > 1 else 0
         return LEFT + self.wide + max(28, arc) + 14
 

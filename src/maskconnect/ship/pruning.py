@@ -61,7 +61,7 @@ class Report:
     """What pruning has done to a network."""
 
     plain: str | None  # what the plain network is called
-    modules: dict[str, int | None]  # of stacks; None where there is no plain network
+    modules: dict[str, int | None]  # of stacks; None without a plain network
     parameters: dict[str, int | None]
     macs: dict[str, int | None]
     timings: tuple[Timing, ...]
