@@ -13,7 +13,8 @@ from typing import cast
 import torch
 
 from maskconnect.bench.cases import CASES
-from maskconnect.bench.steps import LAYOUTS, make, training_step
+from maskconnect.bench.forms import LAYOUTS, Form
+from maskconnect.bench.steps import make, training_step
 from maskconnect.core.stack import MaskedStack
 from maskconnect.ship.measure import interleaved
 from maskconnect.training.options import keep_memory
@@ -29,13 +30,13 @@ def main() -> None:
     keep_memory()
     torch._dynamo.config.recompile_limit = 64  # several shapes, with and without gradients, two layouts
     case, steps = CASES[args.case], {}
-    for name, layout in LAYOUTS.items():
+    for layout in LAYOUTS:
         for variant in ("plain", "learning", "learning, compiled"):
             network = make(case, variant.partition(",")[0])
             if "compiled" in variant:
                 for block in cast(MaskedStack, network.stack).blocks:
                     block.compile(dynamic=False)
-            steps[f"{variant}, {name}"] = training_step(network, args.batch, layout)
+            steps[f"{variant}, {layout}"] = training_step(network, args.batch, Form(layout=layout))
     times = interleaved(steps, 1000, args.seconds, least=5)
     fastest = min((name for name in times if name.startswith("plain")), key=lambda name: times[name].median)
     for name, found in times.items():

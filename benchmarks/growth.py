@@ -14,9 +14,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from maskconnect.bench.cases import Case, resnet_case, resnext_case
+from maskconnect.bench.forms import Form
 from maskconnect.bench.machine import machine
 from maskconnect.bench.steps import count_steps, step_of
 from maskconnect.ship.measure import interleaved
@@ -40,8 +39,8 @@ def sweeps() -> dict[str, dict[int, Case]]:
 
 def measure(case: Case, seconds: float) -> dict[str, Any]:
     """Time and memory of a learning step over a plain one."""
-    layout = torch.channels_last if case.spec.FAMILY == "resnet" else torch.contiguous_format
-    steps = {name: step_of(case, name, BATCH, layout) for name in ("plain", "learning")}
+    form = Form(layout="channels first" if case.has_lean else "channels last")  # of a ResNeXt, of a ResNet
+    steps = {name: step_of(case, name, BATCH, form) for name in ("plain", "learning")}
     times = interleaved(steps, 1000, seconds, least=5)
     counted = count_steps(case, BATCH, ("plain", "learning"))
     return {

@@ -1,19 +1,38 @@
-"""The fast paths are faster than the readable ones; by how much, the benchmarks say."""
+"""The fast paths are faster than the readable ones, and learning steps take no longer than their bars allow."""
 
 import pytest
-import torch
 
 from maskconnect.bench.cases import CASES
-from maskconnect.bench.steps import step_of
+from maskconnect.bench.forms import Form
+from maskconnect.bench.steps import step_of, time_steps
 from maskconnect.ship.measure import interleaved
+from maskconnect.training.options import keep_memory
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "batch", "layout", "least"),
-    [("resnext29-8-8", 8, torch.contiguous_format, 0.75), ("resnet38", 16, torch.channels_last, 1.0)],
+    [("resnext29-8-8", 8, "channels first", 0.75), ("resnet38", 16, "channels last", 1.0)],
 )
 def test_a_fast_step_takes_less_time_than_a_readable_one(name, batch, layout, least):
-    steps = {variant: step_of(CASES[name], variant, batch, layout) for variant in ("learning", "reference")}
+    form = Form(layout=layout)
+    steps = {variant: step_of(CASES[name], variant, batch, form) for variant in ("learning", "reference")}
     times = interleaved(steps, 100, 20.0, least=5)
     assert times["learning"].over(times["reference"]).rounds < least
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_a_learning_step_takes_no_longer_than_the_bar_allows(name):
+    case = CASES[name]
+    batch = case.batches[-1]
+    keep_memory()
+    found = time_steps(case, batch, seconds=20.0, variants=("plain", "learning"))
+    assert found.times["learning"].over(found.times["plain"]).rounds < case.bar.time[batch]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_batch_size_has_a_bar_and_an_aim(name):
+    case = CASES[name]
+    assert set(case.bar.time) == set(case.aim.time) == set(case.batches)
+    assert all(case.aim.time[batch] <= case.bar.time[batch] for batch in case.batches)

@@ -2,9 +2,10 @@
 
 On the meta device tensors have shapes and no numbers, so that a step of any network can be counted on any machine.
 
-    FLOPs     of convolutions and matrix products, two for a multiply-accumulate
-    traffic   bytes that operations read and write, each tensor once an operation; what stays in a cache counts too
-    peak      bytes of all tensors that are alive at once, weights and gradients and images among them
+    FLOPs       of convolutions, matrix products and attention, two for a multiply-accumulate
+    traffic     bytes that operations read and write, each tensor once an operation; what stays in a cache counts too
+    peak        bytes of all tensors that are alive at once, weights and gradients and images among them
+    operations  how many torch starts, below autograd; views and memory that is only taken do not count
 """
 
 from __future__ import annotations
@@ -24,6 +25,14 @@ FILLED = ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_
 """Operations that read nothing but a shape; those that leave memory empty write nothing either."""
 
 
+aten = torch.ops.aten
+AS_ON_GPU = {
+    aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: aten._scaled_dot_product_flash_attention_backward,
+}
+"""Operations of the CPU whose FLOPs torch counts on GPUs only."""
+
+
 @dataclass
 class Arithmetic:
     """Of one step."""
@@ -31,6 +40,7 @@ class Arithmetic:
     flops: int = 0
     traffic: int = 0
     peak: int = 0
+    operations: int = 0
 
     def describe(self) -> dict[str, int]:
         """As plain data."""
@@ -73,6 +83,7 @@ class _Counter(TorchDispatchMode):
             new = [y for y in made if id(y) not in before]
             name = func._overloadpacket.__name__
             if "empty" not in name:
+                self.found.operations += bool(read or made)  # torch.promote_types, say, has no tensors
                 self.found.traffic += sum(map(_bytes, new if name in FILLED else (*read, *new)))
             self.found.flops += _flops(func, args, kwargs, out)
         for tensor in (*read, *made):
@@ -96,10 +107,10 @@ def _bytes(tensor: Tensor) -> int:
 
 def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> int:
     packet = func._overloadpacket
-    if packet is torch.ops.aten.convolution_backward:  # torch's own count forgets groups
+    if packet is aten.convolution_backward:  # torch's own count forgets groups
         dy, _, weight, *_, (wants_dx, wants_dw, _) = args
         return int(2 * dy.numel() * weight[0].numel() * (wants_dx + wants_dw))
-    if packet is torch.ops.aten.baddbmm_:
+    if packet is aten.baddbmm_:
         return int(baddbmm_flop(*(arg.shape for arg in args)))
-    counted = flop_registry.get(packet)
+    counted = flop_registry.get(AS_ON_GPU.get(packet, packet))
     return 0 if counted is None else int(counted(*args, **kwargs, out_val=out))

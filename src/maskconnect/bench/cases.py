@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from math import inf
+from typing import Any
 
 from torch import nn
 
+from maskconnect.bench.forms import OF_CONVOLUTIONS, OF_SEQUENCES, Form
 from maskconnect.bench.plain import PlainResNet, PlainResNeXt
+from maskconnect.bench.plain_transformer import PlainTransformer
 from maskconnect.models import ResNetSpec, ResNeXtSpec, build
+from maskconnect.retrofit.rewire import rewire
 
 CLASSES = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How many times as much as a plain step a learning one may take."""
+
+    time: Mapping[int, float] = field(default_factory=dict)  # by batch size
+    memory: float = inf
+    operations: float = inf
+
+    def at(self, batch: int) -> dict[str, float | None]:
+        """Those of one batch size as plain data; None where there is no limit of time."""
+        return {"time": self.time.get(batch), "memory": self.memory, "operations": self.operations}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,54 +36,88 @@ class Case:
     """A network with learned connectivity, and the plain one that it is compared with."""
 
     about: str
-    spec: ResNetSpec | ResNeXtSpec
+    network: Callable[[str], nn.Module]  # ours, by its connectivity: "learned", or "random" of the same fan-in
     plain: Callable[[], nn.Module]
+    forms: tuple[Form, ...] = OF_CONVOLUTIONS  # each network is timed in the fastest of these
     batches: tuple[int, ...] = (128, 32)
-    bar: float  # how many times as long as a plain step a learning one may take
-    aim: float
+    has_lean: bool = False  # whether it can recompute wide tensors in the backward pass
+    bar: Limits = Limits()  # what tests enforce
+    aim: Limits = Limits()  # what we want to reach
 
     @property
     def variants(self) -> tuple[str, ...]:
         """What is timed; see `steps.py`."""
         common = ("plain", "frozen", "learning", "blending", "reference")
-        return common if isinstance(self.spec, ResNetSpec) else (*common, "lean")
-
-    def network(self, connectivity: str) -> nn.Module:
-        """Ours, with learned or random connectivity of the same fan-in."""
-        return build(replace(self.spec, connectivity=connectivity))
+        return (*common, "lean") if self.has_lean else common
 
 
-def resnet_case(depth: int, fan_in: int, bar: float = inf, aim: float = inf) -> Case:
+def resnet_case(depth: int, fan_in: int, **options: Any) -> Case:
     """A ResNet of CIFAR."""
     blocks = [(depth - 2) // 6] * 3
+    spec = ResNetSpec(depth=depth, num_classes=CLASSES, fan_in=fan_in)
     return Case(
         about=f"ResNet-{depth}, K={fan_in}",
-        spec=ResNetSpec(depth=depth, num_classes=CLASSES, fan_in=fan_in),
+        network=lambda connectivity: build(replace(spec, connectivity=connectivity)),
         plain=lambda: PlainResNet("cifar", blocks, CLASSES),
-        bar=bar,
-        aim=aim,
+        **options,
     )
 
 
-def resnext_case(
-    width: int, cardinality: int, fan_in: int, bar: float = inf, aim: float = inf, batches: tuple[int, ...] = (128, 32)
-) -> Case:
+def resnext_case(width: int, cardinality: int, fan_in: int, **options: Any) -> Case:
     """A ResNeXt of CIFAR, of 29 layers."""
     spec = ResNeXtSpec(depth=29, width=width, cardinality=cardinality, num_classes=CLASSES, fan_in=fan_in)
     return Case(
         about=f"ResNeXt {{29,{width},{cardinality}}}, K={fan_in}",
-        spec=spec,
+        network=lambda connectivity: build(replace(spec, connectivity=connectivity)),
         plain=lambda: PlainResNeXt("cifar", [3, 3, 3], width, cardinality, CLASSES, "sum", spec.stem_width),
-        batches=batches,
-        bar=bar,
-        aim=aim,
+        has_lean=True,
+        **options,
     )
 
 
+def transformer_case(layers: int, fan_in: int, **options: Any) -> Case:
+    """A vision transformer of CIFAR: 65 tokens of width 192.
+
+    Ours is the plain one rewired, as in docs/rewire.md; a module is a whole layer, attention and MLP. Its masks start
+    near the old wiring, so nearly all layers are read and trained in every step. (Uniform masks leave many layers
+    unread, whose backward passes do not run: such a stack takes less time than a plain network.)
+    """
+
+    def plain() -> nn.Module:
+        return PlainTransformer(layers, 192, 3, CLASSES)
+
+    return Case(
+        about=f"Transformer-{layers}, K={fan_in}",
+        network=lambda connectivity: rewire(plain(), "blocks", fan_in, connectivity=connectivity),
+        plain=plain,
+        forms=OF_SEQUENCES,
+        **options,
+    )
+
+
+BARS = {
+    "resnet38": Limits(time={128: 1.13, 32: 1.13}),
+    "resnet74": Limits(time={128: 1.25, 32: 1.25}),
+    "resnet110": Limits(time={128: 1.35, 32: 1.35}),
+    "resnext29-8-8": Limits(time={128: 3.0, 32: 3.0}),
+    "resnext29-64-8": Limits(time={8: 1.6}),
+    "transformer12": Limits(time={32: 1.2}),
+}
+
+AIMS = {
+    "resnet38": Limits(time={128: 1.05, 32: 1.08}, memory=1.10, operations=1.5),
+    "resnet74": Limits(time={128: 1.10, 32: 1.10}, memory=1.10, operations=1.5),
+    "resnet110": Limits(time={128: 1.15, 32: 1.20}, memory=1.10, operations=1.5),
+    "resnext29-8-8": Limits(time={128: 2.0, 32: 2.0}, memory=1.8, operations=1.5),
+    "resnext29-64-8": Limits(time={8: 1.2}, memory=1.8, operations=1.5),
+    "transformer12": Limits(time={32: 1.02}, memory=1.10, operations=1.2),
+}
+
 CASES = {
-    "resnet38": resnet_case(38, 10, 1.13, 1.05),
-    "resnet74": resnet_case(74, 15, 1.25, 1.10),
-    "resnet110": resnet_case(110, 20, 1.35, 1.15),
-    "resnext29-8-8": resnext_case(8, 8, 4, 3.0, 2.0),
-    "resnext29-64-8": resnext_case(64, 8, 4, 1.6, 1.2, (8,)),
+    "resnet38": resnet_case(38, 10, bar=BARS["resnet38"], aim=AIMS["resnet38"]),
+    "resnet74": resnet_case(74, 15, bar=BARS["resnet74"], aim=AIMS["resnet74"]),
+    "resnet110": resnet_case(110, 20, bar=BARS["resnet110"], aim=AIMS["resnet110"]),
+    "resnext29-8-8": resnext_case(8, 8, 4, bar=BARS["resnext29-8-8"], aim=AIMS["resnext29-8-8"]),
+    "resnext29-64-8": resnext_case(64, 8, 4, bar=BARS["resnext29-64-8"], aim=AIMS["resnext29-64-8"], batches=(8,)),
+    "transformer12": transformer_case(12, 2, bar=BARS["transformer12"], aim=AIMS["transformer12"], batches=(32,)),
 }

@@ -7,14 +7,15 @@
     reference   learning in the readable way (`core/reference.py`)
     lean        ResNeXt: learning, with wide tensors made again rather than kept
 
-A step is forward, backward, and the update of weights and masks. Each network has the memory layout in which it is
-faster, so that the comparison is with the best that a plain network can do.
+A step is forward, backward, and the update of weights and masks. Each network is timed in the fastest of its forms
+(`forms.py`), so that the comparison is with the best that a plain network can do; `reference` and `lean` have the form
+of `learning`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from torch.nn import functional as F
 
 from maskconnect.bench.arithmetic import Arithmetic, count
 from maskconnect.bench.cases import CLASSES, Case
+from maskconnect.bench.forms import COUNTED, Form
 from maskconnect.core.learning import Blend
 from maskconnect.core.lookup import masks_of
 from maskconnect.core.optim import attach, param_groups
@@ -30,7 +32,6 @@ from maskconnect.core.reference import reference
 from maskconnect.models import save_memory_
 from maskconnect.ship.measure import Times, interleaved
 
-LAYOUTS = {"channels first": torch.contiguous_format, "channels last": torch.channels_last}
 SIDE = 32
 LONG = 10**9
 """Steps over which blended masks become the top-K: far more than are measured."""
@@ -41,13 +42,14 @@ class Result:
     """What the steps of one case took at one batch size."""
 
     batch: int
-    layouts: Mapping[str, str]  # of each variant
+    forms: Mapping[str, Form]  # of each variant
     times: Mapping[str, Times]
     arithmetic: Mapping[str, Arithmetic]
 
     def describe(self) -> dict[str, Any]:
         """All of it as plain data: seconds of each variant, and ratios with their spread."""
-        pairs = [(name, "plain") for name in self.times if name != "plain"] + [("learning", "frozen")]
+        pairs = [(name, "plain") for name in self.times if name != "plain"]
+        pairs += [("learning", "frozen")] * ("frozen" in self.times)
         ratios = {f"{a}_over_{b}": self._ratio(a, b) for a, b in pairs}
         seconds = {
             name: {"minimum": times.minimum, "median": times.median, "rounds": len(times.seconds)}
@@ -56,15 +58,21 @@ class Result:
         counted = {name: arithmetic.describe() for name, arithmetic in self.arithmetic.items()}
         return {
             "batch": self.batch,
-            "layouts": dict(self.layouts),
+            "forms": {name: asdict(form) for name, form in self.forms.items()},
             "seconds": seconds,
             "ratios": ratios,
             "arithmetic": counted,
+            "memory_over_plain": {name: self.memory(name) for name in counted if name != "plain"},
+            "operations_over_plain": {name: self.operations(name) for name in counted if name != "plain"},
         }
 
     def memory(self, variant: str) -> float:
         """How many times as much as a plain step a variant holds at its peak."""
         return self.arithmetic[variant].peak / self.arithmetic["plain"].peak
+
+    def operations(self, variant: str) -> float:
+        """How many times as many operations as a plain step a variant starts."""
+        return self.arithmetic[variant].operations / self.arithmetic["plain"].operations
 
     def _ratio(self, a: str, b: str) -> dict[str, float]:
         pairs = zip(self.times[a].seconds, self.times[b].seconds, strict=True)
@@ -73,34 +81,51 @@ class Result:
         return {"minima": found.minima, "median": found.rounds, "lowest": each[0], "highest": each[-1]}
 
 
-def time_steps(case: Case, batch: int, *, seconds: float, rounds: int = 100) -> Result:
-    """Time a step of every variant, interleaved, in at most about so many seconds, and count what it does."""
-    chosen = {name: _faster(case, name, batch) for name in case.variants}
-    steps = {name: step for name, (_, step) in chosen.items()}
-    times = interleaved(steps, rounds, seconds, least=3)
-    layouts = {name: layout for name, (layout, _) in chosen.items()}
-    return Result(batch=batch, layouts=layouts, times=times, arithmetic=count_steps(case, batch, case.variants))
+def time_steps(
+    case: Case, batch: int, *, seconds: float, rounds: int = 100, variants: Sequence[str] | None = None
+) -> Result:
+    """Time a step of every variant, interleaved, for about `seconds` at most, and count what it does.
+
+    Finding the fastest form of a variant takes up to a fifth of `seconds` more, and a few steps at least.
+    """
+    variants = case.variants if variants is None else variants
+    chosen: dict[str, tuple[Form, Callable[[], None]]] = {}
+    for name in variants:
+        forms = (chosen["learning"][0],) if name in ("reference", "lean") else case.forms
+        chosen[name] = _fastest(case, name, batch, forms, seconds / 5)
+    times = interleaved({name: step for name, (_, step) in chosen.items()}, rounds, seconds, least=3)
+    return Result(
+        batch=batch,
+        forms={name: form for name, (form, _) in chosen.items()},
+        times=times,
+        arithmetic=count_steps(case, batch, variants, device="cpu"),
+    )
 
 
-def count_steps(case: Case, batch: int, variants: Sequence[str]) -> dict[str, Arithmetic]:
-    """What a step of some variants computes, moves and holds; counted on the meta device."""
-    layout = LAYOUTS["channels first"]
-    return {name: count(step_of(case, name, batch, layout, device="meta")) for name in variants}
+def count_steps(case: Case, batch: int, variants: Sequence[str], device: str = "meta") -> dict[str, Arithmetic]:
+    """What a step of some variants computes, moves, holds and starts.
+
+    On the meta device nothing is computed, but a few checks of the masks are left out, and attention is not fused.
+    """
+    return {name: count(step_of(case, name, batch, COUNTED, device)) for name in variants}
 
 
-def _faster(case: Case, variant: str, batch: int) -> tuple[str, Callable[[], None]]:
-    """A step in the layout in which it is faster."""
-    steps = {name: step_of(case, variant, batch, layout) for name, layout in LAYOUTS.items()}
-    times = interleaved(steps, 2, 0.0, least=2)
-    best = min(times, key=lambda name: times[name].minimum)
+def _fastest(
+    case: Case, variant: str, batch: int, forms: Sequence[Form], seconds: float
+) -> tuple[Form, Callable[[], None]]:
+    """A step in the form in which it is fastest."""
+    steps = {form: step_of(case, variant, batch, form) for form in forms}
+    if len(steps) > 1:
+        times = interleaved({str(form): step for form, step in steps.items()}, 20, seconds, least=2)
+        best = min(steps, key=lambda form: times[str(form)].minimum)
+    else:
+        (best,) = steps
     return best, steps[best]
 
 
-def step_of(
-    case: Case, variant: str, batch: int, layout: torch.memory_format, device: str = "cpu"
-) -> Callable[[], None]:
+def step_of(case: Case, variant: str, batch: int, form: Form, device: str = "cpu") -> Callable[[], None]:
     """A training step of one variant."""
-    step = training_step(make(case, variant).to(device), batch, layout)
+    step = training_step(make(case, variant).to(device), batch, form)
     if variant != "reference":
         return step
 
@@ -125,14 +150,16 @@ def make(case: Case, variant: str) -> nn.Module:
     return network
 
 
-def training_step(network: nn.Module, batch: int, layout: torch.memory_format) -> Callable[[], None]:
+def training_step(network: nn.Module, batch: int, form: Form) -> Callable[[], None]:
     """A step of SGD on the same images, again and again."""
-    network.train().to(memory_format=layout)  # type: ignore[call-overload]
-    x, y = (part.to(next(network.parameters()).device) for part in images(batch, layout))
+    form.network(network.train())
+    device = next(network.parameters()).device
+    x, y = (part.to(device) for part in images(batch))
+    x = form.images(x)
     groups: Sequence[Any] = list(network.parameters())
     if masks_of(network):
         groups = param_groups(network, lr=0.01, mask_lr=0.01, weight_decay=1e-4)
-    optimizer = torch.optim.SGD(groups, lr=0.01, momentum=0.9, weight_decay=1e-4)
+    optimizer = form.optimizer(groups)
     for masks in masks_of(network)[:1]:
         attach(optimizer, network, masks.how)
 
@@ -144,8 +171,7 @@ def training_step(network: nn.Module, batch: int, layout: torch.memory_format) -
     return step
 
 
-def images(batch: int, layout: torch.memory_format) -> tuple[Tensor, Tensor]:
+def images(batch: int) -> tuple[Tensor, Tensor]:
     """Noise of the size of CIFAR, and classes."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(batch, 3, SIDE, SIDE, generator=generator).contiguous(memory_format=layout)
-    return x, torch.randint(CLASSES, (batch,), generator=generator)
+    return torch.randn(batch, 3, SIDE, SIDE, generator=generator), torch.randint(CLASSES, (batch,), generator=generator)

@@ -73,10 +73,11 @@ class Machine:
         return x.contiguous(memory_format=torch.channels_last) if self.channels_last else x
 
 
-def prepare(options: Options) -> Machine:
-    """Set torch up as the options say."""
+def prepare(options: Options, *, tune_allocator: bool = True) -> Machine:
+    """Set torch up as the options say, and the C library's allocator for training."""
     device = device_of(options.device)
-    keep_memory()
+    if tune_allocator:
+        keep_memory()
     os.environ.update(probe(options.precision, device.type))
     if options.threads is not None:
         torch.set_num_threads(options.threads)
