@@ -96,12 +96,12 @@ def transformer_case(layers: int, fan_in: int, **options: Any) -> Case:
 
 
 BARS = {
-    "resnet38": Limits(time={128: 1.13, 32: 1.13}),
-    "resnet74": Limits(time={128: 1.25, 32: 1.25}),
-    "resnet110": Limits(time={128: 1.35, 32: 1.35}),
-    "resnext29-8-8": Limits(time={128: 3.0, 32: 3.0}),
-    "resnext29-64-8": Limits(time={8: 1.6}),
-    "transformer12": Limits(time={32: 1.2}),
+    "resnet38": Limits(time={128: 1.35, 32: 1.41}, memory=1.42, operations=2.9),
+    "resnet74": Limits(time={128: 1.25, 32: 1.25}, memory=1.44, operations=3.95),
+    "resnet110": Limits(time={128: 1.35, 32: 1.65}, memory=1.43, operations=4.8),
+    "resnext29-8-8": Limits(time={128: 3.0, 32: 3.6}, memory=2.45, operations=13.7),
+    "resnext29-64-8": Limits(time={8: 1.6}, memory=2.0, operations=10.0),
+    "transformer12": Limits(time={32: 1.18}, memory=1.10, operations=1.45),
 }
 
 AIMS = {
