@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 import maskconnect as mc
 from maskconnect.core.aggregate import masked_total
+from maskconnect.core.credit import Seen
 from maskconnect.core.lookup import masks_of
 from maskconnect.recipes import load
 from maskconnect.training import images
@@ -58,11 +59,11 @@ def measure(credit: str, data: Path, epochs: int, seed: int) -> dict[int, tuple[
     (masks,) = masks_of(model)
     lengths: defaultdict[int, list[Tensor]] = defaultdict(list)
 
-    def noted(
-        mask_S: Tensor, active: Any, divisor: float, sources: Sequence[Tensor], *args: Any, **kwargs: Any
-    ) -> Tensor:
-        lengths[len(sources)].append(torch.stack([y.detach().norm() for y in sources]))
-        return masked_total(mask_S, active, divisor, sources, *args, **kwargs)
+    def noted(mask_S: Tensor, sources: Sequence[Tensor], divisor: float, seen: Seen, *args: Any) -> Tensor:
+        terms = [[factor * y for y in candidates.tensors] for factor, candidates in seen.terms]  # type: ignore[union-attr]
+        found = [torch.stack(parts).sum(dim=0) for parts in zip(*terms, strict=True)]
+        lengths[len(found)].append(torch.stack([y.norm() for y in found]))
+        return masked_total(mask_S, sources, divisor, seen, *args)
 
     total_TS, steps = torch.zeros_like(masks.real), 0
     with patch("maskconnect.core.inputs.masked_total", noted):

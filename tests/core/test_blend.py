@@ -8,6 +8,7 @@ from networks import blending, conv_blocks, mlp_blocks, mlp_layers
 
 import maskconnect as mc
 from maskconnect.core.aggregate import masked_total
+from maskconnect.core.credit import Sampler
 from maskconnect.core.learning import shares
 
 X = torch.randn(3, 4, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -141,7 +142,7 @@ def test_an_aggregation_of_ones_own_gets_the_shares():
 
 def test_sources_of_half_precision_are_added_up_in_single():
     sources = [torch.full((2, 3), value, dtype=torch.float16) for value in (60000.0, 60000.0, -60000.0)]
-    x = masked_total(torch.full((3,), 0.75), [True] * 3, 1, sources, blended=True)
+    x = masked_total(torch.full((3,), 0.75), sources, 1, Sampler().seen((1.0, sources)), weights=[0.75] * 3)
     assert x.dtype == torch.float16
     assert (x == 45000).all()  # on the way it is 90000, too much for float16
 

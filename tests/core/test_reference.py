@@ -22,7 +22,9 @@ def stack_of(seed, connectivity="learned", dtype=torch.float64):
     channels, blocks = number(1, 4), []
     for _ in range(number(4, 9)):
         more, stride = number(0, 1), number(1, 2) if len(blocks) % 3 == 2 else 1
-        conv = nn.Conv2d(channels, channels + more, 3, stride, padding=1)
+        conv = nn.Conv2d(
+            channels, channels + more, 3, stride, padding=1, bias=False
+        )  # before a norm it has no gradient
         channels += more
         blocks.append(nn.Sequential(conv, nn.BatchNorm2d(channels), nn.Tanh()))
     aggregation = ("mean", "sum")[seed % 2]

@@ -11,7 +11,7 @@ _TABLES = {
     "model": "architecture depth layers width cardinality kinds fan_in connectivity aggregation norm stem mask_init "
     "use_all",
     "training": "batch_size weight_decay momentum nesterov norm_group accumulate reestimate evaluate_every",
-    "learning": "way gradient credit temperature cool uniform_floor decay keep",
+    "learning": "way gradient credit images temperature cool uniform_floor decay keep",
     "phase.learn": "epochs lr mask_lr",
 }
 """The fields of recipes. They are written down here because to read them from the schema would be to wait for torch."""

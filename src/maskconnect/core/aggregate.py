@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from maskconnect.core.align import layout_of
+from maskconnect.core.credit import Seen, inner_products
 from maskconnect.core.reference import first_order, is_reference
 
 
@@ -49,91 +50,111 @@ def total(sources: Sequence[Tensor], divisor: float) -> Tensor:
     return x.to(dtype)
 
 
-def scaled_total(sources: Sequence[Tensor], scale_S: Tensor, mask_S: Tensor | None = None) -> Tensor:
+def scaled_total(
+    sources: Sequence[Tensor], scale_S: Tensor, mask_S: Tensor | None = None, active: Sequence[bool] | None = None
+) -> Tensor:
     """The sum of `sources`, each times a scale that is learned; with a mask, of those that it makes active."""
+    active = [True] * len(sources) if active is None else active
     if is_reference():
         factor_S = scale_S if mask_S is None else scale_S * mask_S
-        active = [True] * len(sources) if mask_S is None else (mask_S != 0).tolist()
         given = [y if on else y.detach() for y, on in zip(sources, active, strict=True)]
         readable: Tensor = reduce(torch.add, [a * y for a, y in zip(factor_S, given, strict=True)])
         return readable
-    x: Tensor = _ScaledTotal.apply(mask_S, scale_S, *sources)  # type: ignore[no-untyped-call]
+    x: Tensor = _ScaledTotal.apply(mask_S, scale_S, tuple(active), *sources)  # type: ignore[no-untyped-call]
     return x
 
 
 def masked_total(
     mask_S: Tensor,
-    active: Sequence[bool],
-    divisor: float,
     sources: Sequence[Tensor],
+    divisor: float,
+    seen: Seen,
     credit: str = "whole",
-    *,
-    blended: bool = False,
+    weights: Sequence[float] | None = None,
 ) -> Tensor:
-    """The same over the active ones of `sources`, with a gradient for every entry of the mask.
+    """The same with a gradient for every entry of the mask.
 
-    Where masks are `blended`, each source counts as much as its entry says; else as a whole.
+    Args:
+        mask_S: one entry per candidate.
+        sources: those that are read.
+        divisor: of their sum.
+        seen: what the mask sees of all its candidates.
+        credit: "whole" or "new".
+        weights: of the sources that are read, where masks are blended; otherwise each counts as a whole.
     """
-    if is_reference():
-        return _readable(mask_S, active, divisor, sources, credit)
-    x: Tensor = _MaskedTotal.apply(mask_S, tuple(active), divisor, credit, blended, *sources)  # type: ignore[no-untyped-call]
+    given = None if weights is None else tuple(weights)
+    x: Tensor = _MaskedTotal.apply(mask_S, divisor, seen, credit, given, *sources)  # type: ignore[no-untyped-call]
     return x
 
 
-def _readable(mask_S: Tensor, active: Sequence[bool], divisor: float, sources: Sequence[Tensor], credit: str) -> Tensor:
+def readable_total(
+    mask_S: Tensor, active: Sequence[bool], divisor: float, sources: Sequence[Tensor], credit: str, stride: int = 1
+) -> Tensor:
     """Eq. 1 as it is written: every source times its entry of the mask; one that is not finite spoils x even at 0."""
     sources = [y if on else y.detach() for y, on in zip(sources, active, strict=True)]
-    x: Tensor = reduce(torch.add, [m * y for m, y in zip(mask_S, sources, strict=True)]) / divisor
+    masks = [_seen_by(m, stride, sources[0]) for m in mask_S]
+    x: Tensor = reduce(torch.add, [m * y for m, y in zip(masks, sources, strict=True)]) / divisor
     if credit == "new":  # takes from the gradient by the mask, and adds nothing
-        along = [m * (y * x).sum().detach() for m, y in zip(mask_S, sources, strict=True)]
-        share: Tensor = reduce(torch.add, along) / (divisor * x.detach().square().sum())
+        seen = x.detach()[::stride]
+        along = [m * (y[::stride] * seen).sum().detach() for m, y in zip(masks, sources, strict=True)]
+        share: Tensor = reduce(torch.add, along) / (divisor * seen.square().sum())
         x = x - (share - share.detach()) * x.detach()
     return x
+
+
+def _seen_by(m: Tensor, stride: int, like: Tensor) -> Tensor:
+    """An entry of a mask as a factor of each image, of which only every stride-th has a gradient, for all of them."""
+    if stride == 1:
+        return m
+    batch = len(like)
+    factor = torch.zeros(batch, dtype=m.dtype, device=like.device)
+    factor[::stride] = batch / -(-batch // stride)
+    return (m.detach() + factor * (m - m.detach())).view(-1, *[1] * (like.dim() - 1))
 
 
 class _MaskedTotal(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, mask_S: Tensor, active: tuple[bool, ...], divisor: float, credit: str, blended: bool, *sources: Tensor
+        ctx: Any,
+        mask_S: Tensor,
+        divisor: float,
+        seen: Seen,
+        credit: str,
+        weights: tuple[float, ...] | None,
+        *sources: Tensor,
     ) -> Tensor:
-        ctx.active, ctx.divisor, ctx.credit, ctx.blended = active, divisor, credit, blended
-        ctx.save_for_backward(mask_S, *sources)
-        x = _MaskedTotal.made_of(ctx, mask_S, sources)
-        return x.clone() if any(x is y for y in sources) else x
-
-    @staticmethod
-    def made_of(ctx: Any, mask_S: Tensor, sources: Sequence[Tensor]) -> Tensor:
-        if ctx.blended:
-            return _weighted([(m, y) for m, y, on in zip(mask_S / ctx.divisor, sources, ctx.active, strict=True) if on])
-        return total([y for y, on in zip(sources, ctx.active, strict=True) if on], ctx.divisor)
+        ctx.divisor, ctx.seen, ctx.credit, ctx.weights = divisor, seen.holding([]), credit, weights
+        ctx.dtypes, ctx.layout = [y.dtype for y in sources], layout_of(sources[0])
+        ctx.save_for_backward(mask_S, *(seen.tensors() if ctx.needs_input_grad[0] else ()))
+        if weights is None:
+            x = total(sources, divisor)
+            return x.clone() if any(x is y for y in sources) else x
+        return weighted(sources, weights, divisor)
 
     @staticmethod
     @first_order
     def backward(ctx: Any, grad_x: Tensor) -> tuple[Tensor | None, ...]:
-        mask_S, *sources = ctx.saved_tensors
+        mask_S, *seen = ctx.saved_tensors
         grad_x = grad_x / ctx.divisor if ctx.divisor > 1 else grad_x
-        if grad_x.dim() == 4:
-            grad_x = grad_x.contiguous(memory_format=layout_of(sources[0]))  # else every product would copy it
+        if grad_x.dim() == 4:  # sums of gradients in different layouts cost several times as much
+            grad_x = grad_x.contiguous(memory_format=ctx.layout)
         grad_S = None
         if ctx.needs_input_grad[0]:
-            grad_S = torch.stack(_inner_products(grad_x, sources)).to(mask_S.dtype)
-            if ctx.credit == "new":
-                x = _MaskedTotal.made_of(ctx, mask_S, sources)
-                along, length, *along_S = _inner_products(x, [grad_x, x, *sources])
-                grad_S -= (along / length.clamp_min(torch.finfo(length.dtype).tiny)) * torch.stack(along_S)
-
-        def share(k: int) -> Tensor:
-            return grad_x * mask_S[k].to(grad_x.dtype) if ctx.blended else grad_x
-
-        wanted = enumerate(zip(sources, ctx.active, ctx.needs_input_grad[5:], strict=True))
-        grads = (share(k).to(y.dtype) if on and needs else None for k, (y, on, needs) in wanted)
+            grad_S = ctx.seen.holding(seen).gradient(grad_x, mask_S, ctx.divisor, ctx.credit)
+        weights = ctx.weights or [1.0] * len(ctx.dtypes)
+        wanted = zip(ctx.dtypes, weights, ctx.needs_input_grad[5:], strict=True)
+        grads = (_as(grad_x if w == 1 else grad_x * w, dtype) if needs else None for dtype, w, needs in wanted)
         return grad_S, None, None, None, None, *grads
+
+
+def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x if x.dtype == dtype else x.to(dtype)
 
 
 class _ScaledTotal(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, mask_S: Tensor | None, scale_S: Tensor, *sources: Tensor) -> Tensor:
-        ctx.active = (True,) * len(sources) if mask_S is None else tuple((mask_S != 0).tolist())
+    def forward(ctx: Any, mask_S: Tensor | None, scale_S: Tensor, active: tuple[bool, ...], *sources: Tensor) -> Tensor:
+        ctx.active = active
         ctx.save_for_backward(scale_S, *sources)
         return _weighted([(a, y) for a, y, on in zip(scale_S, sources, ctx.active, strict=True) if on])
 
@@ -145,44 +166,44 @@ class _ScaledTotal(torch.autograd.Function):
             grad_x = grad_x.contiguous(memory_format=layout_of(sources[0]))
         learning = ctx.needs_input_grad[0]
         needed = [y for y, on in zip(sources, ctx.active, strict=True) if on or learning]
-        products = iter(_inner_products(grad_x, needed))
+        products = iter(inner_products(grad_x, needed))
         product_S = torch.stack([next(products) if on or learning else grad_x.new_zeros(()) for on in ctx.active])
         product_S = product_S.to(scale_S.dtype)
         active_S = torch.tensor(ctx.active, device=scale_S.device)
-        wanted = zip(scale_S, sources, ctx.active, ctx.needs_input_grad[2:], strict=True)
+        wanted = zip(scale_S, sources, ctx.active, ctx.needs_input_grad[3:], strict=True)
         return (
             scale_S * product_S if learning else None,
             torch.where(active_S, product_S, 0),
+            None,
             *(grad_x * a.to(y.dtype) if on and needs else None for a, y, on, needs in wanted),
         )
 
 
+def weighted(sources: Sequence[Tensor], weights: Sequence[float], divisor: float = 1) -> Tensor:
+    """The sum of `sources`, each times a number, divided by `divisor`; always a new tensor."""
+    dtype = reduce(torch.promote_types, (y.dtype for y in sources))
+    wide = torch.float32 if dtype == torch.float16 else dtype  # a sum in float16 may overflow
+    first, *others = (y.to(wide) for y in sources)
+    if not others and weights[0] == 1 and divisor > 1:
+        return (first / divisor).to(dtype)
+    if others and weights[0] == 1:
+        x, left = torch.add(first, others[0], alpha=weights[1]), 2
+    else:
+        x, left = first * weights[0], 1
+    for y, w in zip(others[left - 1 :], weights[left:], strict=True):
+        x = torch.add(x, y, alpha=w) if x.is_nested else x.add_(y, alpha=w)
+    return (x / divisor if divisor > 1 else x).to(dtype)
+
+
 def _weighted(terms: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """The sum of tensors, each times a number."""
+    """The sum of tensors, each times a number that is a tensor."""
     (a, y), *others = terms
     dtype = reduce(torch.promote_types, (y.dtype for _, y in terms))
-    wide = torch.float32 if dtype == torch.float16 else dtype  # a sum in float16 may overflow
+    wide = torch.float32 if dtype == torch.float16 else dtype
     x: Tensor = y.to(wide) * a.to(wide)
     for a, y in others:
         x.addcmul_(y.to(wide), a.to(wide))
     return x.to(dtype)
-
-
-def _inner_products(a: Tensor, others: Sequence[Tensor]) -> list[Tensor]:
-    """<a, b> for each of the others."""
-    if a.dim() == 4 and layout_of(a) == torch.channels_last:  # as vectors in the order of memory, without a copy
-        a, others = a.permute(0, 2, 3, 1), [b.permute(0, 2, 3, 1) for b in others]
-    if a.dtype in (torch.float32, torch.float64) and all(b.dtype == a.dtype for b in others):
-        vector = a.reshape(-1)
-        return [torch.dot(vector, b.reshape(-1)) for b in others]
-    return [_inner(a, b) for b in others]
-
-
-def _inner(a: Tensor, b: Tensor) -> Tensor:
-    """<a, b>, added up in float32 at least; of complex tensors the real part, as a mask is real."""
-    dtype = reduce(torch.promote_types, (a.dtype, b.dtype), torch.float32)
-    product = torch.vdot(a.to(dtype).reshape(-1), b.to(dtype).reshape(-1))
-    return product.real if product.is_complex() else product
 
 
 def with_zero_gradient(x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
@@ -213,7 +234,8 @@ class _StraightThrough(torch.autograd.Function):
     def forward(ctx: Any, real_TS: Tensor, mask_TS: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
         ctx.sizes, ctx.shape = sizes, real_TS.shape
         ctx.set_materialize_grads(False)
-        return tuple(row[:size].to(real_TS) for row, size in zip(mask_TS, sizes, strict=True))
+        on_device_TS = torch.empty_like(real_TS).copy_(mask_TS, non_blocking=True)
+        return tuple(row[:size] for row, size in zip(on_device_TS.unbind(), sizes, strict=True))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None, None]:

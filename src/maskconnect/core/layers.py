@@ -13,7 +13,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from maskconnect.core.aggregate import masked_total, total
+from maskconnect.core.aggregate import masked_total, readable_total, total
+from maskconnect.core.credit import Sampler
+from maskconnect.core.reference import is_reference
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,12 +27,16 @@ class Reader:
     mask_S: Tensor | None  # the same with a gradient, while masks are learned
     fan_in: int  # K_j: how many are active, or what their shares add up to
     alive: bool  # whether it can reach the output
+    weights: tuple[float, ...] | None = None  # of the active ones, where masks are blended
 
     def total(self, outputs: Mapping[int, Tensor], divisor: int = 1) -> Tensor:
         """The sum of the outputs that it reads, divided; through it the mask learns from all candidates (Eq. 1)."""
         if self.mask_S is not None:
             sources = [outputs[k] for k in self.candidates]
-            return masked_total(self.mask_S, self.active, divisor, sources, blended=self.fan_in < sum(self.active))
+            if is_reference():
+                return readable_total(self.mask_S, self.active, divisor, sources, "whole")
+            read = [y for y, on in zip(sources, self.active, strict=True) if on]
+            return masked_total(self.mask_S, read, divisor, Sampler().seen((1.0, sources)), weights=self.weights)
         read = [outputs[k] for k, on in zip(self.candidates, self.active, strict=True) if on]
         return total(read, divisor)
 

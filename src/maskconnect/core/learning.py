@@ -50,15 +50,21 @@ class Learning(ABC):
         credit: what of a source counts for its mask: the "whole" of it, as in the paper, or what is "new" in it,
             without its part along the join of the target. "new" works with the aggregations mean, residual and sum.
         steps: the number of optimizer steps after which the top-K is read, if that is to be.
+        images: about how many images of a batch each mask gradient is taken over, evenly spaced; None for all, as in
+            the paper. Fewer cost less time and memory. Sums of sources take it ("mean", "sum", "residual", "stream");
+            others, and a ResNeXt, always take all.
     """
 
     gradient: str = "plain"
     credit: str = "whole"
     steps: int | None = None
+    images: int | None = None
 
     def __post_init__(self) -> None:
         if self.steps is not None:
             object.__setattr__(self, "steps", _checked_steps(self.steps))
+        if self.images is not None and integer("images", self.images) < 1:
+            raise ConfigError(f"images is {self.images}; it must be 1 or more, or None for all images of a batch.")
         if self.gradient not in GRADIENTS:
             raise unknown_name("gradient", self.gradient, GRADIENTS)
         if self.credit not in CREDITS:
@@ -127,6 +133,7 @@ class Draw(Learning):
         steps: if given, draws cool down to the top-K over this number of optimizer steps.
         gradient: "plain" (default), "direction", "rms" or "none"; see `Learning`.
         credit: "whole" (default) or "new"; see `Learning`.
+        images: None (default) for all images of a batch, or about how many; see `Learning`.
     """
 
     temperature: float = 1.0
@@ -151,7 +158,7 @@ class Draw(Learning):
         """K sources per target."""
         temperature = self.temperature_after(masks.steps_taken)
         if not temperature:
-            return masks.top()
+            return masks.top(real_TS)
         score_TS = noisy_scores(real_TS, masks.candidate_TS, generator=masks.generator, temperature=temperature)
         return masks.best(score_TS, largest(score_TS, masks.fan_in_T))
 
@@ -171,6 +178,7 @@ class Blend(Learning):
         costs: with `keep`, one number per module to count in the place of its parameters, such as multiply-adds.
         gradient: "direction" (default), "rms" or "plain"; see `Learning`.
         credit: "whole" (default) or "new"; see `Learning`.
+        images: None (default) for all images of a batch, or about how many; see `Learning`.
     """
 
     steps: int = field()
@@ -207,8 +215,8 @@ class Blend(Learning):
     def read(self, masks: ConnectivityMasks, real_TS: Tensor) -> BinaryMasks:
         """All candidates, each in part."""
         if not self.temperature_after(masks.steps_taken):
-            return masks.top()
-        top_TS = masks.top(within_budget=False).mask_TS
+            return masks.top(real_TS)
+        top_TS = masks.top(real_TS, within_budget=False).mask_TS
         return masks.blended(self.shares(masks, masks.swapped_to(top_TS, real_TS)), top_TS)
 
     def shares(self, masks: ConnectivityMasks, real_TS: Tensor) -> Tensor:

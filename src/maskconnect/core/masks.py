@@ -85,6 +85,7 @@ class ConnectivityMasks(nn.Module):
         self.attached = False  # whether `mc.attach` has chosen `how`; then a loaded state does not
         self._fixed: BinaryMasks | None = None
         self._seen: tuple[int, int] | None = None
+        self._counted: tuple[int, int, int] | None = None  # of `progress`: its id, its version, and what it was
         self._fitted: tuple[Tensor, BinaryMasks] | None = None  # the top-K within a budget, and of which real masks
 
         dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
@@ -141,7 +142,18 @@ class ConnectivityMasks(nn.Module):
     @property
     def steps_taken(self) -> int:
         """How many optimizer steps masks have learned for; 0 on the meta device."""
-        return 0 if self.progress.is_meta else int(self.progress)
+        if self.progress.is_meta:
+            return 0
+        now = version_of(self.progress)
+        if self._counted is None or self._counted[:2] != (id(self.progress), now) or self.progress.is_inference():
+            self._counted = id(self.progress), now, int(self.progress)  # waits for the device
+        return self._counted[2]
+
+    def count_step(self) -> None:
+        """Masks have learned for one more optimizer step."""
+        taken = self.steps_taken
+        self.progress += 1
+        self._counted = id(self.progress), version_of(self.progress), taken + 1
 
     def check_budget(self, how: Learning) -> None:
         """A budget must be possible in this stack."""
@@ -181,9 +193,12 @@ class ConnectivityMasks(nn.Module):
         return masks
 
     @torch.no_grad()
-    def top(self, *, within_budget: bool = True) -> BinaryMasks:
-        """The top-K of every real mask; of equal entries the preferred one (D13); the best ones within a budget."""
-        real_TS = self._on_host().masked_fill_(~self.candidate_TS, -torch.inf)
+    def top(self, real_TS: Tensor | None = None, *, within_budget: bool = True) -> BinaryMasks:
+        """The top-K of every real mask; of equal entries the preferred one (D13); the best ones within a budget.
+
+        `real_TS` are the real masks on the host, where they are known.
+        """
+        real_TS = (self._on_host() if real_TS is None else real_TS).masked_fill(~self.candidate_TS, -torch.inf)
         budget = self.how.budget(self) if within_budget else None
         score_TS = real_TS if budget is None or not budget.alone else self._sharpest(real_TS, budget)
         found = self.best(score_TS, self.preferred_top(score_TS))

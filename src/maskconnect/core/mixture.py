@@ -5,7 +5,8 @@ of a matrix Y and the masks as a matrix M, X = M Y are all inputs, and the gradi
 
     dl/dM = G Y^T      dl/dY = M^T G      G = dl/dX
 
-so every branch goes through memory once, and not once per target. `aggregate.py` has the formulas of one target.
+so every branch goes through memory once, and not once per target. `aggregate.py` has the formulas of one target. Where
+masks see some images of a batch only (`credit.py`), dl/dM is made of those, and only those are kept.
 
 Shape letters: T targets, S sources, P positions (all numbers of an output).
 """
@@ -16,9 +17,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Size, Tensor
 
 from maskconnect.core.align import layout_of
+from maskconnect.core.credit import Sampler, sampled
 from maskconnect.core.reference import first_order, is_reference
 
 
@@ -37,43 +39,58 @@ def mixes(sources: Sequence[Any]) -> bool:
     )
 
 
-def mixture(mask_TS: Tensor, divisor_T: Sequence[float], credit: str, sources: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def mixture(
+    mask_TS: Tensor, divisor_T: Sequence[float], credit: str, sources: Sequence[Tensor], sampler: Sampler
+) -> tuple[Tensor, ...]:
     """What each target reads: the sum of all sources, each times its mask, divided."""
-    made: tuple[Tensor, ...] = _Mixture.apply(mask_TS, tuple(divisor_T), credit, *sources)  # type: ignore[no-untyped-call]
+    stride = sampler.stride(sources[0])
+    seen = tuple(sampled(y, stride).clone() if stride > 1 else y.detach() for y in sources)
+    made: tuple[Tensor, ...] = _Mixture.apply(mask_TS, tuple(divisor_T), credit, stride, seen, *sources)  # type: ignore[no-untyped-call]
     return made
 
 
 class _Mixture(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, mask_TS: Tensor, divisor_T: tuple[float, ...], credit: str, *sources: Tensor
+        ctx: Any,
+        mask_TS: Tensor,
+        divisor_T: tuple[float, ...],
+        credit: str,
+        stride: int,
+        seen: tuple[Tensor, ...],
+        *sources: Tensor,
     ) -> tuple[Tensor, ...]:
-        ctx.divisor_T1 = mask_TS.new_tensor(divisor_T)[:, None]
-        ctx.credit, ctx.last = credit, layout_of(sources[0]) == torch.channels_last
-        ctx.save_for_backward(mask_TS, *sources)
+        ctx.divisor_T1 = torch.tensor(divisor_T, dtype=mask_TS.dtype)[:, None].to(mask_TS.device, non_blocking=True)
+        ctx.credit, ctx.stride, ctx.last = credit, stride, layout_of(sources[0]) == torch.channels_last
+        ctx.like = sources[0].shape, sources[0].dtype
+        ctx.save_for_backward(mask_TS, *seen)
         ctx.set_materialize_grads(False)
         weight_TS = (mask_TS / ctx.divisor_T1).to(sources[0].dtype)
-        return _images(weight_TS @ _rows(sources, ctx.last), sources[0], ctx.last)
+        return _images(weight_TS @ _rows(sources, ctx.last), sources[0].shape, ctx.last)
 
     @staticmethod
     @first_order
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        mask_TS, *sources = ctx.saved_tensors
-        like = sources[0]
-        grad_TP = _rows([torch.zeros_like(like) if grad is None else grad for grad in grads], ctx.last)
-        weight_TS = (mask_TS / ctx.divisor_T1).to(like.dtype)
+        mask_TS, *seen = ctx.saved_tensors
+        shape, dtype = ctx.like
+        all_grads = [mask_TS.new_zeros(shape, dtype=dtype) if grad is None else grad for grad in grads]
+        grad_TP = _rows(all_grads, ctx.last)
+        weight_TS = (mask_TS / ctx.divisor_T1).to(dtype)
         grad_TS = None
         if ctx.needs_input_grad[0]:
-            source_SP = _rows(sources, ctx.last)
-            grad_TS = (grad_TP @ source_SP.T).to(mask_TS.dtype) / ctx.divisor_T1
+            seen_SP = _rows(seen, ctx.last)
+            seen_TP = grad_TP if ctx.stride == 1 else _rows([grad[:: ctx.stride] for grad in all_grads], ctx.last)
+            grad_TS = (seen_TP @ seen_SP.T).to(mask_TS.dtype) / ctx.divisor_T1
             if ctx.credit == "new":  # without what lies along the input that is there
-                x_TP = weight_TS @ source_SP
-                along_T1 = (x_TP * grad_TP).sum(dim=1, keepdim=True) / ctx.divisor_T1
-                length_T1 = x_TP.square().sum(dim=1, keepdim=True).clamp_min_(torch.finfo(like.dtype).tiny)
-                grad_TS -= (along_T1 / length_T1) * (x_TP @ source_SP.T)
-        back = _images(weight_TS.T @ grad_TP, like, ctx.last)
-        needed = ctx.needs_input_grad[3:]
-        return grad_TS, None, None, *(grad if needs else None for grad, needs in zip(back, needed, strict=True))
+                x_TP = weight_TS @ seen_SP
+                along_T1 = (x_TP * seen_TP).sum(dim=1, keepdim=True) / ctx.divisor_T1
+                length_T1 = x_TP.square().sum(dim=1, keepdim=True).clamp_min_(torch.finfo(dtype).tiny)
+                grad_TS -= (along_T1 / length_T1) * (x_TP @ seen_SP.T)
+            grad_TS *= grad_TP.shape[1] / seen_TP.shape[1]
+        back = _images(weight_TS.T @ grad_TP, shape, ctx.last)
+        needed = ctx.needs_input_grad[5:]
+        unneeded = (None, None, None, None)
+        return grad_TS, *unneeded, *(grad if needs else None for grad, needs in zip(back, needed, strict=True))
 
 
 def _rows(tensors: Sequence[Tensor], channels_last: bool) -> Tensor:
@@ -82,9 +99,9 @@ def _rows(tensors: Sequence[Tensor], channels_last: bool) -> Tensor:
     return torch.stack(list(ordered)).flatten(1)
 
 
-def _images(matrix: Tensor, like: Tensor, channels_last: bool) -> tuple[Tensor, ...]:
-    """The rows of a matrix as tensors of the shape of `like`."""
+def _images(matrix: Tensor, shape: Size, channels_last: bool) -> tuple[Tensor, ...]:
+    """The rows of a matrix as tensors of this shape."""
     if not channels_last:
-        return tuple(row.view(like.shape) for row in matrix)
-    n, c, h, w = like.shape
+        return tuple(row.view(shape) for row in matrix)
+    n, c, h, w = shape
     return tuple(row.view(n, h, w, c).permute(0, 3, 1, 2) for row in matrix)

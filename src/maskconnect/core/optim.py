@@ -102,7 +102,7 @@ def advance(model: nn.Module) -> None:
     """Count a step of learning that the optimizer left out, so that blending comes to its end all the same."""
     for m in masks_of(model):
         if not m.is_frozen:
-            m.progress += 1
+            m.count_step()
 
 
 class Noted(NamedTuple):
@@ -176,7 +176,7 @@ class MaskUpdate:
                 if skipped:
                     before = Noted(before.real, None, None, None)
                 _descend_(m, before, group, rate)
-                m.progress += 1
+                m.count_step()
                 hold_budget_(m, before.worth_M, rate)
                 if self.steps == 2 and self.mask_lr is None:  # in the first, every schedule may have the same rates
                     warn_of_one_rate(optimizer, group)

@@ -9,7 +9,10 @@ from typing import Any, ClassVar
 from torch import Size, Tensor
 
 from maskconnect.core.align import align, leads_through
+from maskconnect.core.credit import Sampler
+from maskconnect.core.exchange import Exchange
 from maskconnect.core.residual import Pair, combined, in_words, is_pair
+from maskconnect.core.running import RunningSum
 from maskconnect.core.wiring import Layout
 from maskconnect.errors import ConnectivityError
 
@@ -32,6 +35,9 @@ class Outputs:
     pairs: bool = False  # whether modules return a residual and a shortcut
     shared: frozenset[tuple[int, int]] = frozenset()  # modules that several readers of one fan-in read, and that fan-in
     first: Any = None  # the input of the stack
+    sampler: Sampler = field(default_factory=Sampler)  # of what masks see
+    running: RunningSum = field(default_factory=RunningSum)
+    exchanges: dict[Any, Exchange] = field(default_factory=dict)  # of blended targets, by shape and fan-in
     found: list[Any] = field(default_factory=list)
     joined: dict[tuple[int, int], Tensor] = field(default_factory=dict)  # pairs as one tensor, by module and fan-in
     aligned: dict[Any, list[Tensor]] = field(default_factory=dict)  # each source in the other shapes asked for so far
@@ -70,6 +76,25 @@ class Outputs:
         if (k, fan_in) in self.shared:
             self.joined[k, fan_in] = made
         return made
+
+    def all_before(self, target: int, *, with_input: bool = False) -> list[Tensor] | None:
+        """The sum of all modules before a target, of pairs part by part; None where there is no such sum.
+
+        `with_input` adds the input of the stack; either all targets ask for it or none does.
+        """
+        running = self.running
+        if self.by_fan_in or self.user_align is not None:
+            return None
+        wanted = range(running.count, target)
+        for y in ([self.first] if with_input and not running.parts else []) + [self.found[k] for k in wanted]:
+            running.add(tuple(y) if self.pairs else (y,))
+        running.count = target
+        return running.parts if running.possible else None
+
+    def shortcut(self, k: int, like: int, target: int) -> Tensor:
+        """What module k passes on beside its residual, in the shape of module `like`'s."""
+        y: Tensor = self.found[k].shortcut if isinstance(self.found[k], Pair) else self.found[k][1]
+        return y if y.shape == self._shape_of(like) else self._aligned((k, 0), y, k, like, target)
 
     def source(self, k: int, like: int, fan_in: int, target: int | None = None) -> Any:
         """The output of module k in the shape of module `like`'s, for `target` (None: the output of the stack).

@@ -26,7 +26,7 @@ from maskconnect.core.checks import (
     register,
     warn_of_fan_in,
 )
-from maskconnect.core.inputs import Inputs
+from maskconnect.core.inputs import Inputs, Reading
 from maskconnect.core.masks import ConnectivityMasks
 from maskconnect.core.outputs import Outputs, Shapes
 from maskconnect.core.replay import InFlight, backward_pass
@@ -137,12 +137,13 @@ class MaskedStack(nn.Module):
                 if not inputs.runs(number) and (inputs.by_layer or known is not None):  # else its shape is needed
                     outputs.skip()
                     continue
-                sources = [] if inputs.by_layer or number in together else inputs.sources(number, outputs)
+                alone = not inputs.by_layer and number not in together
+                reading = inputs.sources(number, outputs) if alone else Reading()
                 with nullcontext() if alive[number] else without_trace(module, probing=not inputs.learning):
                     if layer == 0:
                         read = inputs.first(x, number)
                     else:
-                        read = together[number] if number in together else inputs.one(number, sources)
+                        read = together[number] if number in together else inputs.one(number, reading)
                     if number == len(modules) - 1:
                         read = self.reaching_idle_parameters(read, alive)
                     outputs.append(module(read, *args, **kwargs))
@@ -167,6 +168,7 @@ class MaskedStack(nn.Module):
             rows=self.masks.rows(masks) if learning else None,
             aggregation=self.aggregation,
             credit=self.masks.how.credit,
+            images=self.masks.how.images,
             scales=self.scales,
         )
 

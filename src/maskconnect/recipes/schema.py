@@ -184,6 +184,7 @@ class LearningTable:
     way: str = "draw"  # "draw" K sources in every pass, as in the paper, or "blend" all candidates
     gradient: str = "default"  # "plain" (the default of draw), "direction" (of blend), or "none": a control
     credit: str = "whole"  # what of a source counts for its mask: "whole" as in the paper, or what is "new" in it
+    images: int | None = None  # about how many images of a batch each mask gradient is taken over; none: all
     temperature: float | None = None  # of draw: 1 as in the paper, 0 reads the top-K instead of drawing
     cool: bool | None = None  # of draw: whether draws become the top-K over all steps that masks learn for
     uniform_floor: float | None = None  # of blend: the part of each mask that is spread evenly over its candidates
@@ -214,7 +215,7 @@ class LearningTable:
 
     def how(self, steps: int) -> Draw | Blend:
         """The way to learn for this number of steps."""
-        names = ("gradient", "credit", "temperature", "uniform_floor", "decay", "keep")
+        names = ("gradient", "credit", "images", "temperature", "uniform_floor", "decay", "keep")
         given = {name: getattr(self, name) for name in names if getattr(self, name) not in (None, "default")}
         if self.way == "blend":
             return Blend(steps=steps, **given)

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Size, Tensor, nn
 
+from maskconnect.core.credit import Sampler
 from maskconnect.core.inputs import Inputs
 from maskconnect.core.masks import BinaryMasks
 from maskconnect.core.outputs import Outputs
@@ -161,7 +162,9 @@ class Walker:
         inputs = self.begin()
         if self.aggregation == "residual":
             inputs = replace(inputs, aggregation="sum")  # of parts that fit the fan-in
-            outputs: Outputs = WholeOutputs(self.layout, self.align, only_tensors=True, known=None, first=x)
+            outputs: Outputs = WholeOutputs(
+                self.layout, self.align, only_tensors=True, known=None, first=x, sampler=Sampler(inputs.images)
+            )
         else:
             outputs = inputs.outputs(x, self.align, None)
         every = (True,) * len(inputs.masks.alive)

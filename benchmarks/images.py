@@ -1,0 +1,114 @@
+"""Mask gradients from a sample of the images (`mc.Blend(images=16)`): do accuracy and wiring suffer?
+
+Every recipe is trained with all images and with samples, with the same seeds. Printed are the paired differences of
+test accuracy, and how many connections of a wiring are also in that with all images and the same seed; beside it, how
+many two wirings with all images and different seeds have in common.
+
+    python benchmarks/images.py --data data --seeds 9 --jobs 2
+    python benchmarks/images.py --show
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from itertools import combinations
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from maskconnect.experiments.grid import seeds_of
+from maskconnect.experiments.layout import Table
+from maskconnect.training.files import write_atomically
+from maskconnect.training.options import Options
+from maskconnect.training.statistics import difference_by_seed, statistic
+
+RESULT = Path(__file__).resolve().parent.parent / "docs" / "evidence" / "benchmarks" / "images.json"
+RECIPES = ("quick/cifar100-strong", "discover/cifar10-quick")
+SAMPLES = {"all": "none", "16": "16", "8": "8"}
+
+Results = dict[str, dict[str, dict[str, Any]]]
+"""By recipe and images, and by seed."""
+
+
+def main() -> None:
+    """Run what is missing, and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path("data"))
+    parser.add_argument("--seeds", default="9", help="how many, from 0 on, or which: 4..8 (default: 9)")
+    parser.add_argument("--jobs", type=int, default=1, help="how many at the same time (default: 1)")
+    parser.add_argument("--results", type=Path, default=RESULT, help="the file in which results are, and go")
+    parser.add_argument("--show", action="store_true", help="run nothing; print the tables of what there is")
+    args = parser.parse_args()
+    found: Results = json.loads(args.results.read_text()) if args.results.is_file() else {}
+    if not args.show:
+        run_missing(args, found)
+    for recipe in RECIPES:
+        rows = {images: found[key] for images in SAMPLES if (key := f"{recipe}, {images}") in found}
+        if rows:
+            print(table(recipe, rows).markdown())
+
+
+def run_missing(args: argparse.Namespace, found: Results) -> None:
+    """Train what has no result yet."""
+    from discovery_runs import Row, train
+
+    how = Options(device="cpu", threads=1, data=args.data, channels_last=True)
+    missing = [
+        (recipe, images, seed)
+        for seed in seeds_of(args.seeds)
+        for recipe in RECIPES
+        for images in SAMPLES
+        if str(seed) not in found.get(f"{recipe}, {images}", {})
+    ]
+    with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
+        running = {
+            pool.submit(train, recipe, (f"learning.images={SAMPLES[images]}",), Row(), seed, how): (
+                f"{recipe}, {images}",
+                str(seed),
+            )
+            for recipe, images, seed in missing
+        }
+        for job in as_completed(running):
+            row, seed = running[job]
+            found.setdefault(row, {})[seed] = job.result()
+            write_atomically(args.results, json.dumps(found) + "\n")
+            print(f"{row}, seed {seed}: {found[row][seed]['test']:.2f} %", flush=True)
+
+
+def table(recipe: str, rows: dict[str, dict[str, Any]]) -> Table:
+    """One row per number of images."""
+    accuracy = {name: {int(seed): run["test"] for seed, run in runs.items()} for name, runs in rows.items()}
+    lines = []
+    for name, runs in rows.items():
+        lost = difference_by_seed(accuracy["all"], accuracy[name]).text() if name != "all" else ""
+        same = f"{shared(rows['all'], runs):.0f}"
+        lines.append((name, f"{len(runs)}", statistic(list(accuracy[name].values())).text(), lost, same))
+    head = ("images", "n", "test accuracy, %", "all images are better by", "same connections, %")
+    return Table(recipe, head, tuple(lines), ("Differences are paired by seed; intervals are Student's.",))
+
+
+def shared(whole: dict[str, Any], other: dict[str, Any]) -> float:
+    """The part of connections that two wirings have in common: of one seed, or of different seeds of one row."""
+    if whole is other:
+        pairs = [(a["wiring"], b["wiring"]) for a, b in combinations(whole.values(), 2)]
+    else:
+        pairs = [(whole[seed]["wiring"], run["wiring"]) for seed, run in other.items() if seed in whole]
+    both = [(set(connections(a)), set(connections(b))) for a, b in pairs]
+    return 100 * fmean(len(a & b) / len(a) for a, b in both)
+
+
+def connections(wiring: list[Any], target: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Every connection as the place of its target and its source."""
+    for number, row in enumerate(wiring):
+        if isinstance(row, int):
+            yield target, row
+        else:
+            yield from connections(row, (*target, number))
+
+
+if __name__ == "__main__":
+    main()
