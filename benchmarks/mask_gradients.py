@@ -66,7 +66,7 @@ def measure(credit: str, data: Path, epochs: int, seed: int) -> dict[int, tuple[
         return masked_total(mask_S, sources, divisor, seen, *args)
 
     total_TS, steps = torch.zeros_like(masks.real), 0
-    with patch("maskconnect.core.inputs.masked_total", noted):
+    with patch("maskconnect.core.targets.masked_total", noted):
         for x, y in itertools.chain.from_iterable(map(batches.epoch, range(epochs))):
             optimizer.zero_grad()
             F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]

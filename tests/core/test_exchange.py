@@ -10,7 +10,7 @@ from torch import nn
 from twins import assert_same, both_ways
 
 import maskconnect as mc
-from maskconnect.core import inputs
+from maskconnect.core import targets
 from maskconnect.core.rows import TOGETHER
 
 X = torch.randn(3, 4, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -43,8 +43,8 @@ def taken(monkeypatch):
         calls.append(args)
         return original(*args)
 
-    original = inputs.blended_total
-    monkeypatch.setattr(inputs, "blended_total", counted)
+    original = targets.blended_total
+    monkeypatch.setattr(targets, "blended_total", counted)
     return calls
 
 

@@ -26,10 +26,11 @@ from maskconnect.core.checks import (
     register,
     warn_of_fan_in,
 )
-from maskconnect.core.inputs import Inputs, Reading
+from maskconnect.core.inputs import Inputs
 from maskconnect.core.masks import ConnectivityMasks
 from maskconnect.core.outputs import Outputs, Shapes
 from maskconnect.core.replay import InFlight, backward_pass
+from maskconnect.core.targets import Reading
 
 MOST_SHAPES = 64
 """For how many shapes of its input a stack remembers the output shapes of its modules."""

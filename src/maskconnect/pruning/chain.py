@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
 from maskconnect.core.aggregate import divisor_of
-from maskconnect.core.inputs import active_places, cloned
 from maskconnect.core.residual import Residual
 from maskconnect.core.stack import MaskedStack
+from maskconnect.core.targets import active_places, cloned
 from maskconnect.pruning.graphs import NEVER_IN_PLACE, graph_module, is_ours, is_plain, is_simple_sequence
 from maskconnect.pruning.plan import Axes, Plan, Step, Subsample, Wanted, alive_blocks, is_argument
 

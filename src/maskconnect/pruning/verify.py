@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from maskconnect.core.inputs import cloned
+from maskconnect.core.targets import cloned
 from maskconnect.errors import ConnectivityError
 
 RANDOM_INPUTS = 2

@@ -1,0 +1,236 @@
+"""The input of one target in a forward pass, from the outputs of its active sources (Eq. 1).
+
+A target that reads all modules before it takes their running sum, a blended one of a chain a matrix product, others add
+up what they read; `mc.reference()` has Eq. 1 as it is written.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Size, Tensor
+from torch.nn import functional as F
+from torch.utils._pytree import tree_map
+
+from maskconnect.core.aggregate import divisor_of, masked_total, readable_total, scaled_total, total, weighted
+from maskconnect.core.credit import Sampler, Seen
+from maskconnect.core.exchange import Exchange, blended_total, can_exchange
+from maskconnect.core.layers import LayerAggregation
+from maskconnect.core.masks import BinaryMasks
+from maskconnect.core.outputs import INPUT, Outputs, Shapes
+from maskconnect.core.reference import is_reference
+from maskconnect.core.running import LEAST, RunningSum
+from maskconnect.core.wiring import Layout, Sources
+
+
+@dataclass(eq=False)
+class Reading:
+    """What a target reads: outputs one by one, or the sum of all modules before it."""
+
+    found: list[Any] = field(default_factory=list)
+    sums: list[Tensor] | None = None  # of pairs, of each part
+    seen: Seen | None = None  # what its mask sees of its candidates, while it learns
+    exchange: Exchange | None = None  # where blended masks read the outputs at once
+
+
+@dataclass(kw_only=True)
+class Targets:
+    """What it takes to make the input of each target."""
+
+    layout: Layout
+    candidates: Sources
+    masks: BinaryMasks
+    real: Tensor
+    rows: tuple[Tensor, ...] | None  # the mask of each target, binary or blended, while masks are learned
+    aggregation: str | Callable[[Sequence[Any], Tensor], Any] | LayerAggregation
+    credit: str = "whole"  # what of a source counts for its mask: "whole", or what is "new" beside the rest
+    images: int | None = None  # about how many of a batch masks see; None for all
+    scales: Tensor | None = None  # learned ones of all candidates of all targets, if the aggregation has such
+
+    @property
+    def learning(self) -> bool:
+        """Whether masks learn in this pass."""
+        return self.rows is not None
+
+    @cached_property
+    def shares(self) -> dict[int, list[float]]:
+        """The mask of each target as numbers."""
+        return dict(zip(self.layout.targets, self.masks.mask_TS.tolist(), strict=True))
+
+    def outputs(self, x: Any, align: Callable[[Tensor, Size], Tensor | None] | None, known: Shapes | None) -> Outputs:
+        """A place for the outputs of this pass, whose input is x."""
+        pairs, tensors = self.aggregation == "residual", not callable(self.aggregation)
+        shared: frozenset[tuple[int, int]] = self._shared() if pairs else frozenset()
+        return Outputs(
+            self.layout,
+            align,
+            only_tensors=tensors,
+            known=known,
+            pairs=pairs,
+            shared=shared,
+            first=x,
+            sampler=Sampler(self.images),
+            running=RunningSum(),  # here, because the compiler does not follow a default
+        )
+
+    def _shared(self) -> frozenset[tuple[int, int]]:
+        """The modules that several targets of one fan-in read in this pass, with that fan-in."""
+        reads = Counter(
+            (k, self._seen_with(target))
+            for target in filter(self.runs, self.layout.targets)
+            if self.rows is not None or not self._reads_all(target)
+            for k in self.needed(target)
+        )
+        return frozenset(read for read, count in reads.items() if count > 1)
+
+    @property
+    def always(self) -> tuple[int, ...]:
+        """What every target reads beside its sources: in a stream, the input of the stack."""
+        return (INPUT,) if self.aggregation == "stream" else ()
+
+    def needed(self, target: int) -> tuple[int, ...]:
+        """The sources whose outputs a target needs: all its candidates while learning, else the active ones."""
+        return self.candidates[target] if self.rows is not None else self.masks.sources[target]
+
+    def runs(self, number: int) -> bool:
+        """Whether the output of a module is asked for: of every one while masks are learned, else of those alive."""
+        return self.rows is not None or self.masks.alive[number]
+
+    def first(self, x: Any, number: int) -> Any:
+        """The input of the stack, for a module of the first layer, which may change it in place."""
+        alone = number == self.layout.layers[0][-1] and not self.always  # nobody reads it after this module
+        return x if isinstance(self.aggregation, LayerAggregation) or alone else cloned(x)
+
+    def _reads_all(self, target: int) -> bool:
+        """Whether a target reads all modules before it, so that a running sum is its input."""
+        every = tuple(range(target))
+        if self.layout.layered or callable(self.aggregation) or self.scales is not None or target < LEAST:
+            return False
+        if is_reference() or torch.compiler.is_compiling() or self.masks.fan_in[target] < target:
+            return False
+        return self.masks.sources[target] == every and (self.rows is None or self.candidates[target] == every)
+
+    def _seen_with(self, target: int) -> int:
+        """The fan-in with which a mask sees pairs: that of its target, or where a running sum is read, the largest."""
+        return max(self.masks.fan_in) if self._reads_all(target) else self.masks.fan_in[target]
+
+    def sources(self, target: int, outputs: Outputs) -> Reading:
+        """The outputs that a target needs, aligned."""
+        if target not in self.layout.targets:
+            return Reading()
+        if self._reads_all(target):
+            sums = outputs.all_before(target, with_input=bool(self.always))
+            if sums is not None:
+                return Reading(sums=sums, seen=None if self.rows is None else self._seen_one_by_one(target, outputs))
+        before, fan_in = self.layout.before(target), self.masks.fan_in[target]
+        found = [outputs.source(k, before, fan_in, target) for k in (*self.always, *self.needed(target))]
+        if self.rows is None or callable(self.aggregation) or self.scales is not None:
+            return Reading(found)
+        seen = outputs.sampler.seen((1.0, found[len(self.always) :]))
+        return Reading(found, seen=seen, exchange=self._exchange(target, found, outputs))
+
+    def _exchange(self, target: int, found: list[Any], outputs: Outputs) -> Exchange | None:
+        """The sources of a blended target as a matrix, where they can be one."""
+        blended = self.masks.fan_in[target] < len(self.masks.sources[target]) == len(self.candidates[target])
+        if not blended or self.layout.layered or is_reference() or torch.compiler.is_compiling():
+            return None
+        if not can_exchange(found):
+            return None
+        exchange = outputs.exchanges.setdefault((found[0].shape, self.masks.fan_in[target]), Exchange())
+        return exchange if exchange.put(found) else None
+
+    def _seen_one_by_one(self, target: int, outputs: Outputs) -> Seen:
+        """What the mask of a target sees of its candidates, of which only the sum was made."""
+        before, fan_in = self.layout.before(target), self._seen_with(target)
+        wholes = [outputs.source(k, before, fan_in, target) for k in self.candidates[target]]
+        more = 1 / self.masks.fan_in[target] - 1 / fan_in
+        if not outputs.pairs or not more:
+            return outputs.sampler.seen((1.0, wholes))
+        shortcuts = [outputs.shortcut(k, before, target) for k in self.candidates[target]]
+        return outputs.sampler.seen((1.0, wholes), (more, shortcuts))
+
+    def one(self, target: int, reading: Reading) -> Any:
+        """The input of a target from its sources."""
+        if self.rows is not None:
+            x, shared = self._masked(target, reading), True
+        elif reading.sums is not None:
+            divisor = divisor_of(str(self.aggregation), self.masks.fan_in[target])
+            return self._activated(weighted(reading.sums, self._weights_of_sums(target), divisor), fresh=True)
+        else:
+            x, shared = self._active(reading.found, target), self.masks.readers[self.masks.sources[target][0]] > 1
+        # A module may change its input in place, which must not reach the other readers of a lone source.
+        return cloned(x) if shared and any(x is y for y in reading.found) else x
+
+    def _weights_of_sums(self, target: int) -> list[float]:
+        """The weight of the sum of all modules; of pairs, of the sum of each part."""
+        return [1.0, 1 / self.masks.fan_in[target]] if self.aggregation == "residual" else [1.0]
+
+    def _masked(self, target: int, reading: Reading) -> Any:
+        """The aggregate of all candidates, through which the mask learns."""
+        assert self.rows is not None
+        row, sources = self.rows[target - self.layout.targets.start], reading.found
+        read = set(self.masks.sources[target])
+        active, blended = [k in read for k in self.candidates[target]], self.masks.fan_in[target] < len(read)
+        if callable(self.aggregation):
+            return self.aggregation([y if on else detached(y) for y, on in zip(sources, active, strict=True)], row)
+        if (scale_S := self._scale(target)) is not None:
+            return scaled_total(sources, scale_S * row) if blended else scaled_total(sources, scale_S, row, active)
+        assert isinstance(self.aggregation, str)
+        assert reading.seen is not None
+        divisor = divisor_of(self.aggregation, self.masks.fan_in[target])
+        if reading.sums is not None:
+            weights = self._weights_of_sums(target)
+            x = masked_total(row, reading.sums, divisor, reading.seen, self.credit, weights)
+            return self._activated(x, fresh=True)
+        always = len(self.always)
+        if reading.exchange is not None:
+            x = blended_total(row, reading.exchange, divisor, reading.seen, self.credit, always)
+            return self._activated(x, fresh=True)
+        if is_reference():
+            row, active = torch.cat([row.new_ones(always), row]), [True] * always + active
+            return self._activated(readable_total(row, active, divisor, sources, self.credit, reading.seen.stride))
+        chosen = [*sources[:always], *(y for y, on in zip(sources[always:], active, strict=True) if on)]
+        parts = [*[1.0] * always, *filter(None, self.shares[target])] if blended else None
+        x = masked_total(row, chosen, divisor, reading.seen, self.credit, parts)
+        return self._activated(x, fresh=True)
+
+    def _scale(self, target: int) -> Tensor | None:
+        """The learned scales of the candidates of a target."""
+        if self.scales is None:
+            return None
+        return self.scales[target - self.layout.targets.start, : len(self.candidates[target])]
+
+    def _active(self, sources: list[Any], target: int | None = None) -> Any:
+        """The aggregate of sources that are all active; without a target, as the output of the stack."""
+        if callable(self.aggregation):
+            return self.aggregation(sources, self.real.new_ones(len(sources)))
+        if target is not None and (scale_S := self._scale(target)) is not None:
+            return scaled_total(sources, scale_S[active_places(self.candidates[target], self.masks.sources[target])])
+        assert isinstance(self.aggregation, str)
+        return self._activated(total(sources, divisor_of(self.aggregation, len(sources))))
+
+    def _activated(self, x: Tensor, *, fresh: bool = False) -> Tensor:
+        """A join of residual blocks ends in a ReLU, in place where x is of this target alone; others in nothing."""
+        if self.aggregation != "residual":
+            return x
+        return F.relu(x, inplace=fresh and not x.is_nested)
+
+
+def active_places(candidates: Sequence[int], sources: Sequence[int]) -> list[int]:
+    """Where in a row of candidates those are that are read."""
+    return [candidates.index(k) for k in sources]
+
+
+def detached(y: Any) -> Any:
+    """An output without its graph."""
+    return tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, y)
+
+
+def cloned(y: Any) -> Any:
+    """A copy of every tensor in an output."""
+    return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, y)
