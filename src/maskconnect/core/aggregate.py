@@ -51,7 +51,7 @@ def total(sources: Sequence[Tensor], divisor: float) -> Tensor:
 
 def scaled_total(sources: Sequence[Tensor], scale_S: Tensor, mask_S: Tensor | None = None) -> Tensor:
     """The sum of `sources`, each times a scale that is learned; with a mask, of those that it makes active."""
-    if is_reference():
+    if is_reference() or torch.compiler.is_compiling():
         factor_S = scale_S if mask_S is None else scale_S * mask_S
         active = [True] * len(sources) if mask_S is None else (mask_S != 0).tolist()
         given = [y if on else y.detach() for y, on in zip(sources, active, strict=True)]

@@ -151,7 +151,7 @@ class Draw(Learning):
         """K sources per target."""
         temperature = self.temperature_after(masks.steps_taken)
         if not temperature:
-            return masks.top()
+            return masks.top(real_TS)
         score_TS = noisy_scores(real_TS, masks.candidate_TS, generator=masks.generator, temperature=temperature)
         return masks.best(score_TS, largest(score_TS, masks.fan_in_T))
 
@@ -207,8 +207,8 @@ class Blend(Learning):
     def read(self, masks: ConnectivityMasks, real_TS: Tensor) -> BinaryMasks:
         """All candidates, each in part."""
         if not self.temperature_after(masks.steps_taken):
-            return masks.top()
-        top_TS = masks.top(within_budget=False).mask_TS
+            return masks.top(real_TS)
+        top_TS = masks.top(real_TS, within_budget=False).mask_TS
         return masks.blended(self.shares(masks, masks.swapped_to(top_TS, real_TS)), top_TS)
 
     def shares(self, masks: ConnectivityMasks, real_TS: Tensor) -> Tensor:
