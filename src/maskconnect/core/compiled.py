@@ -1,4 +1,4 @@
-"""Eq. 1 for `torch.compile`: every module runs, and every target reads all its candidates times the entries of its mask.
+"""Eq. 1 for `torch.compile`: every module runs, and a target reads all its candidates times the entries of its mask.
 
     x_j = (1/divisor) sum_k m_jk y_k        dl/dm_jk = (1/divisor) <dl/dx_j, y_k>        dl/dy_k = sum_j m_jk dl/dx_j
 
