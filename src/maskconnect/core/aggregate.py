@@ -55,7 +55,7 @@ def scaled_total(
 ) -> Tensor:
     """The sum of `sources`, each times a scale that is learned; with a mask, of those that it makes active."""
     active = [True] * len(sources) if active is None else active
-    if is_reference():
+    if is_reference() or torch.compiler.is_compiling():
         factor_S = scale_S if mask_S is None else scale_S * mask_S
         given = [y if on else y.detach() for y, on in zip(sources, active, strict=True)]
         readable: Tensor = reduce(torch.add, [a * y for a, y in zip(factor_S, given, strict=True)])

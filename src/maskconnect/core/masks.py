@@ -21,6 +21,7 @@ from maskconnect.core.aggregate import straight_through
 from maskconnect.core.budget import ROUNDING, Budget
 from maskconnect.core.fit import fit, smallest_cost
 from maskconnect.core.learning import Draw, Learning, from_plain, largest, normalize_, to_plain
+from maskconnect.core.operators import handle_for
 from maskconnect.core.residual import version_of
 from maskconnect.core.wiring import Layout, Sources, cover, random_wiring, reaching_output
 from maskconnect.errors import CheckpointError, ConfigError, ConnectivityError
@@ -83,6 +84,8 @@ class ConnectivityMasks(nn.Module):
         self.decay = decay  # from each candidate to the next nearer one, at the start; 1 where all are equal
         self.how: Learning = Draw()
         self.attached = False  # whether `mc.attach` has chosen `how`; then a loaded state does not
+        self.every = read_masks(self.candidate_TS, layout, candidates, fan_in)  # all candidates of every target
+        self.handle = handle_for(self)
         self._fixed: BinaryMasks | None = None
         self._seen: tuple[int, int] | None = None
         self._counted: tuple[int, int, int] | None = None  # of `progress`: its id, its version, and what it was
@@ -182,23 +185,28 @@ class ConnectivityMasks(nn.Module):
             self.progress, self.square = torch.zeros_like(self.progress), torch.zeros_like(self.square)
         self.attached = True
 
-    @torch.no_grad()
     def draw(self) -> BinaryMasks:
         """Step 1 of Algorithm 1: normalise the real masks, write them back, and choose what the next pass reads."""
-        real_TS = self._on_host()
+        return self.draw_from_(self.real, self.binary)
+
+    @torch.no_grad()
+    def draw_from_(self, real: Tensor, binary: Tensor) -> BinaryMasks:
+        """The same for given tensors in the place of `real` and `binary`, both of which change."""
+        real_TS = self.on_host(real)
         normalize_(real_TS, self.candidate_TS)
-        self.real.copy_(real_TS)
+        real.copy_(real_TS)
         masks = self.how.read(self, real_TS)
-        self.binary.copy_(masks.mask_TS if masks.top_TS is None else masks.top_TS)
+        binary.copy_(masks.mask_TS if masks.top_TS is None else masks.top_TS)
         return masks
 
     @torch.no_grad()
     def top(self, real_TS: Tensor | None = None, *, within_budget: bool = True) -> BinaryMasks:
         """The top-K of every real mask; of equal entries the preferred one (D13); the best ones within a budget.
 
-        `real_TS` are the real masks on the host, where they are known.
+        `real_TS` are real masks on the host, in the place of the own ones.
         """
-        real_TS = (self._on_host() if real_TS is None else real_TS).masked_fill(~self.candidate_TS, -torch.inf)
+        real_TS = self.on_host(self.real) if real_TS is None else real_TS
+        real_TS = real_TS.masked_fill(~self.candidate_TS, -torch.inf)
         budget = self.how.budget(self) if within_budget else None
         score_TS = real_TS if budget is None or not budget.alone else self._sharpest(real_TS, budget)
         found = self.best(score_TS, self.preferred_top(score_TS))
@@ -307,11 +315,11 @@ class ConnectivityMasks(nn.Module):
     def _meaning(self, mask_TS: Tensor) -> BinaryMasks:
         return read_masks(mask_TS, self.layout, self.candidates)
 
-    def _on_host(self) -> Tensor:
-        """The real masks, checked: every entry is finite and in [0, 1]. On the meta device all candidates are equal."""
-        if self.real.is_meta:
-            return self.candidate_TS.to(self.real.dtype)
-        real_TS = self.real.detach().to("cpu", copy=True)
+    def on_host(self, real: Tensor) -> Tensor:
+        """A copy of real masks, checked: every entry is finite and in [0, 1]. Of the meta device all are equal."""
+        if real.is_meta:
+            return self.candidate_TS.to(real.dtype)
+        real_TS = real.detach().to("cpu", copy=True)
         wrong_TS = ~((real_TS >= 0) & (real_TS <= 1 + 1e-6))
         if wrong_TS.any():
             t, s = wrong_TS.nonzero()[0].tolist()
@@ -350,6 +358,7 @@ class ConnectivityMasks(nn.Module):
         generator = torch.Generator()
         generator.set_state(torch.tensor(list(state["generator"]), dtype=torch.uint8, device="cpu"))
         super().__setstate__({**state, "generator": generator})  # type: ignore[no-untyped-call]
+        self.handle = handle_for(self)  # a copy has its own
 
     def get_extra_state(self) -> Tensor:
         """The state of the generator, so that a restored stack continues the same draws, and `how` as JSON."""

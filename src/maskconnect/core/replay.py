@@ -15,15 +15,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointFunction
 
-from maskconnect.core.masks import BinaryMasks
 from maskconnect.errors import ConnectivityError
+
+if TYPE_CHECKING:
+    from maskconnect.core.masks import BinaryMasks
 
 _NO_BACKWARD = -1
 _REENTRANT = (CheckpointFunction.forward.__code__, CheckpointFunction.backward.__code__)

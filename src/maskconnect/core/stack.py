@@ -26,6 +26,7 @@ from maskconnect.core.checks import (
     register,
     warn_of_fan_in,
 )
+from maskconnect.core.compiled import CompiledInputs, compiled_inputs, compiles_whole
 from maskconnect.core.inputs import Inputs
 from maskconnect.core.masks import ConnectivityMasks
 from maskconnect.core.outputs import Outputs, Shapes
@@ -156,6 +157,8 @@ class MaskedStack(nn.Module):
 
     def begin(self) -> Inputs:
         """Begin a forward pass: draw masks, or take those that hold."""
+        if compiles_whole(self):
+            return compiled_inputs(self)
         learning = self.learning
         if not learning:
             masks = self.masks.settled()
@@ -175,6 +178,8 @@ class MaskedStack(nn.Module):
 
     def end(self, inputs: Inputs, output: Any, outputs: Outputs | None = None) -> Any:
         """End a forward pass: remember its masks, and check that activations do not grow without bound."""
+        if isinstance(inputs, CompiledInputs):
+            return output
         if inputs.learning and backward_pass() is None:
             tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
             self._in_flight.remember(inputs.masks, tensors)

@@ -129,7 +129,7 @@ class Targets:
                 return Reading(sums=sums, seen=None if self.rows is None else self._seen_one_by_one(target, outputs))
         before, fan_in = self.layout.before(target), self.masks.fan_in[target]
         found = [outputs.source(k, before, fan_in, target) for k in (*self.always, *self.needed(target))]
-        if self.rows is None or callable(self.aggregation) or self.scales is not None:
+        if self.rows is None or callable(self.aggregation) or self.scales is not None or torch.compiler.is_compiling():
             return Reading(found)
         seen = outputs.sampler.seen((1.0, found[len(self.always) :]))
         return Reading(found, seen=seen, exchange=self._exchange(target, found, outputs))
@@ -137,9 +137,7 @@ class Targets:
     def _exchange(self, target: int, found: list[Any], outputs: Outputs) -> Exchange | None:
         """The sources of a blended target as a matrix, where they can be one."""
         blended = self.masks.fan_in[target] < len(self.masks.sources[target]) == len(self.candidates[target])
-        if not blended or self.layout.layered or is_reference() or torch.compiler.is_compiling():
-            return None
-        if not can_exchange(found):
+        if not blended or self.layout.layered or is_reference() or not can_exchange(found):
             return None
         exchange = outputs.exchanges.setdefault((found[0].shape, self.masks.fan_in[target]), Exchange())
         return exchange if exchange.put(found) else None

@@ -12,6 +12,7 @@ from typing import Any, NoReturn, cast
 
 import torch
 from torch import nn
+from torch._dynamo.eval_frame import skip_code
 
 from maskconnect.errors import ConfigError, ConnectivityError
 from maskconnect.retrofit.given import Given
@@ -61,6 +62,9 @@ class Tap(nn.Module):
             super().__setattr__(name, value)
         else:
             setattr(self.block, name, value)
+
+
+skip_code(Tap.forward.__code__)  # see `Walker.run`
 
 
 class TapList(nn.Module):

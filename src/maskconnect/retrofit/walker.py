@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Size, Tensor, nn
+from torch._dynamo.eval_frame import skip_code
 
 from maskconnect.core.credit import Sampler
 from maskconnect.core.inputs import Inputs
@@ -59,21 +60,25 @@ class Walker:
     def run(self, number: int, block: nn.Module, given: Given) -> Any:
         """Run a block on the aggregate of its active sources; `given` has what the model hands to it.
 
-        A compiler compiles the block, and leaves what is before and after it alone. It cannot watch outputs.
+        A compiler that traces the model traces all of this. It cannot watch outputs. Where it compiles a block by
+        itself, as inside activation checkpointing, it leaves what is before and after the block alone.
         """
-        walk, reading = self._before(number, block, given)
+        if torch.compiler.is_compiling():
+            before, absent, after = self._before, self._absent, self._after
+        else:
+            before, absent, after = self._before_untraced, self._absent_untraced, self._after_untraced
+        walk, reading = before(number, block, given)
         if reading is None:
-            return self._absent(number, given, watching=not torch.compiler.is_compiling())
+            return absent(number, given, watching=not torch.compiler.is_compiling())
         y = reading.call(block)
         if walk is None:
             return y
-        return self._after(number, walk, block, given, y, watching=not torch.compiler.is_compiling())
+        return after(number, walk, block, given, y, watching=not torch.compiler.is_compiling())
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _before(self, number: int, block: nn.Module, given: Given) -> tuple[Walk | None, Given | None]:
         """The pass, and what the block reads: nothing where it is left out. No pass where nothing follows the block."""
         x = given.x if callable(self.aggregation) else given.main
-        again = backward_pass() is not None
+        again = not torch.compiler.is_compiling() and backward_pass() is not None
         if number == 0 and again:
             self.passes.now, self.passes.first = None, x  # this block alone, or all: the next one will show
             return None, given
@@ -85,7 +90,7 @@ class Walker:
         read = walk.read(number) if number else x
         if number == self.layout.targets[-1]:
             read = self.reaching_idle_parameters(read, alive)
-            for watch in self.passes.watches.values():
+            for watch in () if torch.compiler.is_compiling() else self.passes.watches.values():
                 watch.end(given.held)
         walk.block_read(read)
         if not walk.inputs.learning and not alive[number] and number not in self.forms:
@@ -94,7 +99,6 @@ class Walker:
             walk.forget(number)
         return walk, given.reading(read)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _after(self, number: int, walk: Walk, block: nn.Module, given: Given, y: Any, *, watching: bool) -> Any:
         """The output of the block as the model gets it."""
         inputs, walk.last = walk.inputs, y
@@ -105,6 +109,9 @@ class Walker:
             walk.let_go()
             self.passes.now = None
         return y
+
+    _before_untraced = torch.compiler.disable(_before)  # type: ignore[no-untyped-call]
+    _after_untraced = torch.compiler.disable(_after)  # type: ignore[no-untyped-call]
 
     def hooked(self) -> Collection[int]:
         """The blocks whose outputs hooks ask for."""
@@ -123,7 +130,6 @@ class Walker:
                 self.forms[number] = form if watch.unused(with_output=with_output) else None
         self.passes.watches = {}
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _absent(self, number: int, given: Given, *, watching: bool) -> Any:
         """What the model gets from a block that is left out: of no use, and an error where it is used after all."""
         form = self.forms[number]
@@ -136,6 +142,8 @@ class Walker:
             return y
         self.passes.watches[-1 - number] = watch = Watch(form, partial(_refuse, self.forms, number))
         return watch.wrap(y, form)
+
+    _absent_untraced = torch.compiler.disable(_absent)  # type: ignore[no-untyped-call]
 
     def _watched(self, number: int, y: Any, given: Given, *, leaves: bool) -> Any:
         """y, the output of a block that nothing reads, such that it is seen whether the model uses it.
@@ -156,10 +164,13 @@ class Walker:
             self.passes.now.let_go()  # it never came to its last block
         if not torch.compiler.is_compiling():
             self.judge()
-        if self.guards:
-            kind = self.training, x.shape[1:] if isinstance(x, Tensor) and x.dim() > 3 else None
-            self.forms = self.forms_by_kind.setdefault(kind, {})
         inputs = self.begin()
+        if self.guards and not inputs.learning:
+            kind = self.training, x.shape[1:] if isinstance(x, Tensor) and x.dim() > 3 else None
+            if torch.compiler.is_compiling():  # leaves no trace: what changes in a pass would be compiled again
+                self.forms = self.forms_by_kind.get(kind, {})
+            else:
+                self.forms = self.forms_by_kind.setdefault(kind, {})
         if self.aggregation == "residual":
             inputs = replace(inputs, aggregation="sum")  # of parts that fit the fan-in
             outputs: Outputs = WholeOutputs(
@@ -209,6 +220,9 @@ class Walker:
         if self.training and torch.is_grad_enabled() and isinstance(key, Tensor) and not torch.compiler.is_compiling():
             self.past.walks[key] = walk
         return walk
+
+
+skip_code(Walker.run.__code__)  # traced as a part of the model only; `_before` cannot see a backward pass from inside
 
 
 def _refuse(forms: dict[int, Form | None], number: int) -> NoReturn:
