@@ -6,9 +6,11 @@ import pytest
 import torch
 from networks import conv_blocks, mlp_layers
 from test_residual import residual_blocks
+from torch import nn
 from twins import both_ways
 
 import maskconnect as mc
+from maskconnect.core.rows import TOGETHER
 
 BATCH = 12
 X = torch.randn(BATCH, 4, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -102,3 +104,10 @@ def test_only_those_images_of_a_source_are_kept(aggregation, way):
 def test_a_number_of_images_that_cannot_be_is_refused(images):
     with pytest.raises(mc.ConfigError, match="images"):
         mc.Draw(images=images)
+
+
+def test_there_may_be_more_sources_than_rows_in_a_matrix():
+    blocks = [nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(2 * TOGETHER + 3)]
+    stack = learning_by(mc.MaskedStack(blocks, 2).double(), mc.Draw(images=3, credit="new"))
+    x = torch.randn(BATCH, 6, dtype=torch.float64)
+    both_ways(stack, lambda model: backward(model, x))

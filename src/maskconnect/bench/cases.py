@@ -40,6 +40,7 @@ class Case:
     plain: Callable[[], nn.Module]
     forms: tuple[Form, ...] = OF_CONVOLUTIONS  # each network is timed in the fastest of these
     batches: tuple[int, ...] = (128, 32)
+    images: int | None = None  # about how many of a batch masks learn from; None for all
     has_lean: bool = False  # whether it can recompute wide tensors in the backward pass
     bar: Limits = Limits()  # what tests enforce
     aim: Limits = Limits()  # what we want to reach

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from maskconnect.bench.arithmetic import Arithmetic, count
 from maskconnect.bench.cases import CLASSES, Case
 from maskconnect.bench.forms import COUNTED, Form
-from maskconnect.core.learning import Blend
+from maskconnect.core.learning import Blend, Draw
 from maskconnect.core.lookup import masks_of
 from maskconnect.core.optim import attach, param_groups
 from maskconnect.core.reference import reference
@@ -144,9 +144,9 @@ def make(case: Case, variant: str) -> nn.Module:
     network = case.network("random" if variant == "frozen" else "learned")
     if variant == "lean":
         save_memory_(network)
-    if variant == "blending":
-        for masks in masks_of(network):
-            masks.learn_by(Blend(steps=LONG))
+    how = Blend(steps=LONG, images=case.images) if variant == "blending" else Draw(images=case.images)
+    for masks in masks_of(network):
+        masks.learn_by(how)
     return network
 
 

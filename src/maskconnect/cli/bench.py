@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,9 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument("cases", nargs="*", metavar="CASE", help="resnet38, resnext29-8-8, ... (default: all)")
     parser.add_argument(
         "--batch", type=int, metavar="N", help="images per step (default: those of the case, 128 and 32)"
+    )
+    parser.add_argument(
+        "--images", type=int, metavar="N", help="masks learn from about N images of a batch (default: from all)"
     )
     parser.add_argument("--seconds", type=float, default=30.0, metavar="N", help="of timing each (default: 30)")
     parser.add_argument("--threads", type=int, metavar="N", help="of the CPU (default: torch's)")
@@ -51,12 +55,15 @@ def run(args: argparse.Namespace) -> None:
             raise unknown_name("the case", name, CASES)
     if args.batch is not None and args.batch < 2:
         raise ConfigError(f"--batch is {args.batch}; a batch norm needs 2 images or more.")
+    if args.images is not None and args.images < 1:
+        raise ConfigError(f"--images is {args.images}; it must be 1 or more.")
     if args.out is not None and not args.out.parent.is_dir():
         raise ConfigError(f"--out {args.out}: there is no folder {args.out.parent}.")
     options.prepare(Options(device="cpu", threads=args.threads), tune_allocator=not args.own_loop)
-    found: dict[str, Any] = {"machine": machine(), "allocator_tuned": not args.own_loop, "results": []}
+    found: dict[str, Any] = {"machine": machine(), "allocator_tuned": not args.own_loop, "images": args.images}
+    found["results"] = []
     print(HEAD, flush=True)
-    cases = {name: CASES[name] for name in args.cases or CASES}
+    cases = {name: replace(CASES[name], images=args.images) for name in args.cases or CASES}
     work = [(name, batch) for name in cases for batch in (cases[name].batches if args.batch is None else (args.batch,))]
     for number, (name, batch) in enumerate(work, 1):
         case = cases[name]

@@ -10,7 +10,6 @@ from torch import Size, Tensor
 
 from maskconnect.core.align import align, leads_through
 from maskconnect.core.credit import Sampler
-from maskconnect.core.exchange import Exchange
 from maskconnect.core.residual import Pair, combined, in_words, is_pair
 from maskconnect.core.running import RunningSum
 from maskconnect.core.wiring import Layout
@@ -37,8 +36,8 @@ class Outputs:
     first: Any = None  # the input of the stack
     sampler: Sampler = field(default_factory=Sampler)  # of what masks see
     running: RunningSum = field(default_factory=RunningSum)
-    exchanges: dict[Any, Exchange] = field(default_factory=dict)  # of blended targets, by shape and fan-in
     found: list[Any] = field(default_factory=list)
+    sizes: dict[int, Size | None] = field(default_factory=dict)  # the shapes of pairs, which may be gone
     joined: dict[tuple[int, int], Tensor] = field(default_factory=dict)  # pairs as one tensor, by module and fan-in
     aligned: dict[Any, list[Tensor]] = field(default_factory=dict)  # each source in the other shapes asked for so far
 
@@ -50,10 +49,18 @@ class Outputs:
                 "tensors of one shape, (residual, shortcut). Wrap the module: mc.Residual(body, shortcut)."
             )
         self.found.append(y)
+        if self.pairs:
+            self.sizes[len(self.found) - 1] = self._shape(y)
 
     def skip(self) -> None:
         """The next module need not run."""
         self.found.append(None)
+
+    def drop_pairs(self, fan_in: int) -> None:
+        """Let go of the pairs that readers of this fan-in share as one tensor; all readers to come have this fan-in."""
+        for k in range(1, len(self.found)):  # the first is looked at again when the pass ends
+            if self.found[k] is not None and (k, fan_in) in self.joined:
+                self.found[k] = None
 
     def last(self) -> Any:
         """What the last module returned."""
@@ -61,7 +68,7 @@ class Outputs:
 
     def shapes(self) -> Shapes:
         """Of all outputs, once every module has run."""
-        return [self._shape(y) for y in self.found]
+        return [self._shape_of(k) for k in range(len(self.found))]
 
     def part(self, k: int, fan_in: int) -> Any:
         """The output of module k, of a pair as a reader of this fan-in gets it."""
@@ -145,9 +152,11 @@ class Outputs:
         return ConnectivityError(f"{what}built-in aggregations need tensors. Pass aggregation=fn(sources, mask).")
 
     def _shape_of(self, module: int) -> Size | None:
-        if self.found[module] is None and self.known is not None:
-            return self.known[module]
-        return self._shape(self.found[module])
+        if self.found[module] is not None:
+            return self._shape(self.found[module])
+        if module in self.sizes:
+            return self.sizes[module]
+        return None if self.known is None else self.known[module]
 
     def _shape(self, y: Any) -> Size | None:
         y = y[0] if self.pairs and y is not None else y

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, NoReturn
@@ -47,19 +47,13 @@ def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
         if not torch.is_grad_enabled():
             return found
         outputs = found if isinstance(found, tuple) else (found,)
-        return tuple(refusing(outputs, [tensor for tensor in (*ctx.saved_tensors, *grads) if tensor is not None]))
+        places = [place for place, output in enumerate(outputs) if output is not None]
+        depends_on = [tensor for tensor in (*ctx.saved_tensors, *grads) if tensor is not None]
+        refusing = _Refusing.apply(len(places), *(outputs[place] for place in places), *depends_on)  # type: ignore[no-untyped-call]
+        all_of_them = dict(zip(places, refusing, strict=True))
+        return tuple(all_of_them.get(place) for place in range(len(outputs)))
 
     return once
-
-
-def refusing(outputs: Sequence[Tensor | None], depends_on: Sequence[Tensor]) -> list[Tensor | None]:
-    """The same outputs, which refuse to be differentiated by what they depend on."""
-    places = [place for place, output in enumerate(outputs) if output is not None]
-    if not depends_on or not places:
-        return list(outputs)
-    refused = _Refusing.apply(len(places), *(outputs[place] for place in places), *depends_on)  # type: ignore[no-untyped-call]
-    found = dict(zip(places, refused, strict=True))
-    return [found.get(place) for place in range(len(outputs))]
 
 
 class _Refusing(torch.autograd.Function):

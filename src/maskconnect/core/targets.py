@@ -1,7 +1,7 @@
 """The input of one target in a forward pass, from the outputs of its active sources (Eq. 1).
 
-A target that reads all modules before it takes their running sum, a blended one of a chain a matrix product, others add
-up what they read; `mc.reference()` has Eq. 1 as it is written.
+A target that reads all modules before it takes their running sum, others add up what they read; `mc.reference()` has
+Eq. 1 as it is written.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from torch.utils._pytree import tree_map
 
 from maskconnect.core.aggregate import divisor_of, masked_total, readable_total, scaled_total, total, weighted
 from maskconnect.core.credit import Sampler, Seen
-from maskconnect.core.exchange import Exchange, blended_total, can_exchange
 from maskconnect.core.layers import LayerAggregation
 from maskconnect.core.masks import BinaryMasks
 from maskconnect.core.outputs import INPUT, Outputs, Shapes
@@ -35,7 +34,6 @@ class Reading:
     found: list[Any] = field(default_factory=list)
     sums: list[Tensor] | None = None  # of pairs, of each part
     seen: Seen | None = None  # what its mask sees of its candidates, while it learns
-    exchange: Exchange | None = None  # where blended masks read the outputs at once
 
 
 @dataclass(kw_only=True)
@@ -115,6 +113,14 @@ class Targets:
             return False
         return self.masks.sources[target] == every and (self.rows is None or self.candidates[target] == every)
 
+    @cached_property
+    def _first_of_largest(self) -> int:
+        """The first target from which on all have the largest fan-in, and take no running sum."""
+        largest, first = max(self.masks.fan_in), len(self.masks.fan_in)
+        while first > 1 and self.masks.fan_in[first - 1] == largest and not self._reads_all(first - 1):
+            first -= 1
+        return first
+
     def _seen_with(self, target: int) -> int:
         """The fan-in with which a mask sees pairs: that of its target, or where a running sum is read, the largest."""
         return max(self.masks.fan_in) if self._reads_all(target) else self.masks.fan_in[target]
@@ -129,18 +135,12 @@ class Targets:
                 return Reading(sums=sums, seen=None if self.rows is None else self._seen_one_by_one(target, outputs))
         before, fan_in = self.layout.before(target), self.masks.fan_in[target]
         found = [outputs.source(k, before, fan_in, target) for k in (*self.always, *self.needed(target))]
+        if outputs.pairs and outputs.user_align is None and target >= self._first_of_largest:
+            outputs.drop_pairs(max(self.masks.fan_in))
         if self.rows is None or callable(self.aggregation) or self.scales is not None or torch.compiler.is_compiling():
             return Reading(found)
         seen = outputs.sampler.seen((1.0, found[len(self.always) :]))
-        return Reading(found, seen=seen, exchange=self._exchange(target, found, outputs))
-
-    def _exchange(self, target: int, found: list[Any], outputs: Outputs) -> Exchange | None:
-        """The sources of a blended target as a matrix, where they can be one."""
-        blended = self.masks.fan_in[target] < len(self.masks.sources[target]) == len(self.candidates[target])
-        if not blended or self.layout.layered or is_reference() or not can_exchange(found):
-            return None
-        exchange = outputs.exchanges.setdefault((found[0].shape, self.masks.fan_in[target]), Exchange())
-        return exchange if exchange.put(found) else None
+        return Reading(found, seen=seen)
 
     def _seen_one_by_one(self, target: int, outputs: Outputs) -> Seen:
         """What the mask of a target sees of its candidates, of which only the sum was made."""
@@ -186,9 +186,6 @@ class Targets:
             x = masked_total(row, reading.sums, divisor, reading.seen, self.credit, weights)
             return self._activated(x, fresh=True)
         always = len(self.always)
-        if reading.exchange is not None:
-            x = blended_total(row, reading.exchange, divisor, reading.seen, self.credit, always)
-            return self._activated(x, fresh=True)
         if is_reference():
             row, active = torch.cat([row.new_ones(always), row]), [True] * always + active
             return self._activated(readable_total(row, active, divisor, sources, self.credit, reading.seen.stride))

@@ -90,7 +90,6 @@ class Walk:
                 first=None,
                 sampler=Sampler(),
                 running=RunningSum(),
-                exchanges={},
             ),
             None,
         )
@@ -115,7 +114,6 @@ class Walk:
                 aligned={},
                 sampler=Sampler(self.inputs.images),
                 running=RunningSum(),
-                exchanges={},
             ),
             self.needed,
         )
