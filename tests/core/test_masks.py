@@ -302,3 +302,14 @@ def test_at_temperature_zero_a_draw_is_the_top_k_with_a_gradient_for_every_candi
     last = stack.masks.real.grad[-1]  # of the module whose output is that of the stack
     assert (last != 0).all()
     assert stack.masks.binary[-1].sum() == 2
+
+
+def test_the_steps_taken_are_those_of_the_buffer_however_it_changes():
+    masks = mc.MaskedStack(mlp_blocks(4), 2).masks
+    for steps in range(20):  # a new tensor may lie where an old one was
+        masks.progress = torch.tensor(steps)
+        assert masks.steps_taken == steps
+        masks.count_step()
+        assert masks.steps_taken == steps + 1 == int(masks.progress)
+        masks.progress.fill_(7)
+        assert masks.steps_taken == 7

@@ -88,7 +88,7 @@ class ConnectivityMasks(nn.Module):
         self.handle = handle_for(self)
         self._fixed: BinaryMasks | None = None
         self._seen: tuple[int, int] | None = None
-        self._counted: tuple[int, int, int] | None = None  # of `progress`: its id, its version, and what it was
+        self._counted: tuple[Tensor | None, int, int] = None, 0, 0  # `progress`, its version, and what it was
         self._fitted: tuple[Tensor, BinaryMasks] | None = None  # the top-K within a budget, and of which real masks
 
         dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
@@ -147,16 +147,17 @@ class ConnectivityMasks(nn.Module):
         """How many optimizer steps masks have learned for; 0 on the meta device."""
         if self.progress.is_meta:
             return 0
-        now = version_of(self.progress)
-        if self._counted is None or self._counted[:2] != (id(self.progress), now) or self.progress.is_inference():
-            self._counted = id(self.progress), now, int(self.progress)  # waits for the device
-        return self._counted[2]
+        counted, version, taken = self._counted
+        if counted is not self.progress or version != version_of(self.progress) or self.progress.is_inference():
+            taken = int(self.progress)  # waits for the device
+            self._counted = self.progress, version_of(self.progress), taken
+        return taken
 
     def count_step(self) -> None:
         """Masks have learned for one more optimizer step."""
         taken = self.steps_taken
         self.progress += 1
-        self._counted = id(self.progress), version_of(self.progress), taken + 1
+        self._counted = self.progress, version_of(self.progress), taken + 1
 
     def check_budget(self, how: Learning) -> None:
         """A budget must be possible in this stack."""
