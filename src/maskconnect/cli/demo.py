@@ -18,15 +18,16 @@ from maskconnect.errors import ConfigError
 if TYPE_CHECKING:
     from maskconnect.experiments.grid import Cell
     from maskconnect.experiments.sweep import Outcome
+    from maskconnect.training.statistics import Difference
 
 ROWS = {
     "discover/mnist5k": "Learned, K=2",
-    "discover/mnist5k-prev": "Fixed-Prev: a chain of 3x3 convolutions",
+    "discover/mnist5k-prev": "Fixed-Prev: a chain of 3x3",
     "discover/mnist5k-random": "Fixed-Random, K=2",
-    "discover/mnist5k-full": "Fixed-Full: all of them",
+    "discover/mnist5k-full": "Fixed-Full: reading everything",
 }
 INTRODUCTION = """\
-Two layers of nine kinds of branches: convolutions of several kinds, pooling, identity, ... Which of them to use, and
+Three layers of nine kinds of branches: convolutions of several kinds, pooling, identity, ... Which of them to use, and
 how to connect them? Learned wiring beside three fixed rules: the same 4,000 images of MNIST, the same epochs, the same
 seeds."""
 
@@ -34,9 +35,9 @@ seeds."""
 def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     """Add `demo` to the command line."""
     about = "learn a wiring of unlike branches, beside fixed ones (two to three minutes)"
-    parser = add_verb(commands, "demo", run, about, "demo\n  maskconnect demo --seeds 5 --out runs/demo5")
+    parser = add_verb(commands, "demo", run, about, "demo\n  maskconnect demo --seeds 12 --out runs/demo12")
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), metavar="DIR", help="default: runs/demo")
-    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="of each wiring (default: 3)")
+    parser.add_argument("--seeds", type=int, default=6, metavar="N", help="of each wiring (default: 6)")
     parser.add_argument("--jobs", type=int, metavar="N", help="runs at a time (default: one per core, at most 4)")
 
 
@@ -91,24 +92,30 @@ def show_comparison(outcomes: list[Outcome]) -> None:
         found[outcome.cell.source][outcome.cell.recipe.seed] = outcome.summary
     scores = {name: {seed: s["test"]["top1"] for seed, s in runs.items()} for name, runs in found.items()}
     means = {name: statistic(list(by_seed.values())) for name, by_seed in scores.items()}
-    head, rows = ("wiring", "test accuracy, %", "parameters", "after pruning"), []
+    learned, *fixed = ROWS
+    over = {name: difference_by_seed(scores[learned], scores[name]) for name in fixed}
+    head, rows = ("wiring", "test accuracy, %", "after pruning", "Learned is better by"), []
     for name, title in ROWS.items():
-        counts = [statistic([s["parameters"][key] for s in found[name].values()]).mean for key in ("weights", "pruned")]
-        rows.append((title, means[name].text(), *(f"{count:,.0f}" for count in counts)))
+        left = statistic([s["parameters"]["pruned"] for s in found[name].values()]).mean
+        difference = over[name].text() or f"{over[name].mean:+.2f}" if name in over else ""
+        rows.append((title, means[name].text(), f"{left:,.0f} parameters", difference))
     print()
     show_table(head, rows, right=range(1, len(head)))
-    learned, *fixed = ROWS
-    seeds = f"mean of {len(scores[learned])} seeds ± standard deviation, 1,000 test images, last epoch"
-    print(f"\n{seeds.capitalize()}.")
-    best = max(fixed, key=lambda name: means[name].mean)
-    over = difference_by_seed(scores[learned], scores[best])
-    print(f"Learned wiring, over the best fixed rule ({ROWS[best].split(':')[0]}): {over.mean:+.2f} points.", end=" ")
-    if over.interval is None:
+    count = len(scores[learned])
+    print(f"\n1,000 test images, last epoch; mean of {count} seeds ± deviation, and differences with 95 % intervals.")
+    if count == 1:
         print("One seed shows how it works, and not which wiring is better.")
-    else:
-        low, high = over.interval
-        shown = "significant" if low > 0 or high < 0 else "not significant"
-        print(f"With these seeds that is {shown} (95 % interval {low:+.2f} to {high:+.2f}).")
+        return
+    clear = [ROWS[name].split(":")[0] for name in fixed if _excludes_zero(over[name])]
+    print(f"Significant, with these seeds: the differences from {' and '.join(clear)}." if clear else NOTHING)
+
+
+NOTHING = "With these seeds no difference is significant."
+
+
+def _excludes_zero(difference: Difference) -> bool:
+    low, high = difference.interval or (0.0, 0.0)
+    return low > 0 or high < 0
 
 
 def show_next(out: Path, cell: Cell) -> None:
