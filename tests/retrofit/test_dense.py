@@ -385,6 +385,19 @@ def test_copies_and_pickles_compute_the_same(frozen):
     assert difference(frozen, compiled, x) < 1e-6
 
 
+@pytest.mark.filterwarnings("ignore")  # of the compiler's own making
+def test_dense_blocks_that_learn_compile_whole():
+    model, x = mc.rewire(DenseNet(), BLOCKS, fan_in=2), images()
+    twin = copy.deepcopy(model)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    for _ in range(2):
+        compiled(x).square().sum().backward()
+        twin(x).square().sum().backward()
+    for found, expected in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(found.grad, expected.grad, rtol=1e-4, atol=1e-5)
+
+
 def test_in_bfloat16_masks_learn_in_float32():
     model = mc.rewire(DenseNet().bfloat16(), BLOCKS, fan_in=2)
     model(images().bfloat16()).float().sum().backward()

@@ -7,6 +7,7 @@ import pytest
 import torch
 from networks import EncoderBlock
 from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 
 import maskconnect as mc
@@ -51,6 +52,10 @@ class Loops(nn.Module):
         elif self.way == "reentrant":
             for block in self.blocks:
                 x = checkpoint(block, x, use_reentrant=True)
+        elif self.way == "breaks":
+            for block in self.blocks:
+                x = block(x)
+                torch._dynamo.graph_break()
         elif self.way == "reversed":
             for block in reversed(self.blocks):
                 x = block(x)
@@ -183,3 +188,25 @@ def test_a_rewired_model_compiles_whole(options):
         assert model.blocks.forms[1] is not None
     compiled.train()(x).sum().backward()
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad and p.ndim > 1)
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler's own making
+@pytest.mark.parametrize(
+    ("way", "aggregation"),
+    [("index", "mean"), ("enumerate", "residual"), ("residual", "scaled"), ("checkpoint", "mean"), ("breaks", "mean")],
+)
+def test_a_rewired_model_that_is_compiled_learns_as_it_does_otherwise(way, aggregation):
+    whole = way not in ("checkpoint", "breaks")  # where blocks are compiled one by one, if at all
+    model = mc.rewire(Loops(way), "blocks", fan_in=2, mask_init="uniform", aggregation=aggregation)
+    twin, x = copy.deepcopy(model), torch.randn(2, 3, 16)
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(model, backend=counter, fullgraph=whole)
+    for _ in range(4):
+        compiled(x).square().sum().backward()
+        twin(x).square().sum().backward()
+        assert torch.equal(model.blocks.masks.binary, twin.blocks.masks.binary)
+    for (name, found), expected in zip(model.named_parameters(), twin.parameters(), strict=True):
+        if not name.startswith("bias."):  # of the model, which these ways do not use
+            torch.testing.assert_close(found.grad, expected.grad, msg=name)
+    assert counter.frame_count == 1 or not whole

@@ -222,7 +222,7 @@ class Walker:
         return walk
 
 
-skip_code(Walker.run.__code__)  # traced as a part of the model only; `_before` cannot see a backward pass from inside
+skip_code(Walker.run.__code__)  # is traced with the model only: compiled for one block, it would lose the pass
 
 
 def _refuse(forms: dict[int, Form | None], number: int) -> NoReturn:
