@@ -15,9 +15,12 @@ import torch
 from torch._inductor import metrics
 
 from maskconnect.bench.cases import CASES
-from maskconnect.bench.steps import LAYOUTS, make, training_step
+from maskconnect.bench.forms import Form
+from maskconnect.bench.steps import make, training_step
 from maskconnect.ship.measure import interleaved
 from maskconnect.training.options import keep_memory
+
+FORM = Form(layout="channels last", sgd="fused")
 
 
 def main() -> None:
@@ -30,11 +33,11 @@ def main() -> None:
     keep_memory()
     steps = {}
     for variant in ("plain", "learning", "blending"):
-        steps[variant] = training_step(make(CASES[args.case], variant), args.batch, LAYOUTS["channels last"])
+        steps[variant] = training_step(make(CASES[args.case], variant), args.batch, FORM)
         network = make(CASES[args.case], variant)
         network.compile(fullgraph=True, dynamic=False)
         name = f"{variant}, compiled"
-        steps[name] = training_step(network, args.batch, LAYOUTS["channels last"])
+        steps[name] = training_step(network, args.batch, FORM)
         metrics.reset()
         before = time.perf_counter()
         steps[name]()
