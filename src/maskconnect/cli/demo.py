@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -106,7 +107,7 @@ def show_comparison(outcomes: list[Outcome]) -> None:
     if count == 1:
         print("One seed shows how it works, and not which wiring is better.")
         return
-    clear = [ROWS[name].split(":")[0] for name in fixed if _excludes_zero(over[name])]
+    clear = [re.split("[:,]", ROWS[name])[0] for name in fixed if _excludes_zero(over[name])]
     print(f"Significant, with these seeds: the differences from {' and '.join(clear)}." if clear else NOTHING)
 
 
