@@ -37,7 +37,6 @@ class Outputs:
     sampler: Sampler = field(default_factory=Sampler)  # of what masks see
     running: RunningSum = field(default_factory=RunningSum)
     found: list[Any] = field(default_factory=list)
-    sizes: dict[int, Size | None] = field(default_factory=dict)  # the shapes of pairs, which may be gone
     joined: dict[tuple[int, int], Tensor] = field(default_factory=dict)  # pairs as one tensor, by module and fan-in
     aligned: dict[Any, list[Tensor]] = field(default_factory=dict)  # each source in the other shapes asked for so far
 
@@ -49,18 +48,10 @@ class Outputs:
                 "tensors of one shape, (residual, shortcut). Wrap the module: mc.Residual(body, shortcut)."
             )
         self.found.append(y)
-        if self.pairs:
-            self.sizes[len(self.found) - 1] = self._shape(y)
 
     def skip(self) -> None:
         """The next module need not run."""
         self.found.append(None)
-
-    def drop_pairs(self, fan_in: int) -> None:
-        """Let go of the pairs that readers of this fan-in share as one tensor; all readers to come have this fan-in."""
-        for k in range(1, len(self.found)):  # the first is looked at again when the pass ends
-            if self.found[k] is not None and (k, fan_in) in self.joined:
-                self.found[k] = None
 
     def last(self) -> Any:
         """What the last module returned."""
@@ -68,7 +59,7 @@ class Outputs:
 
     def shapes(self) -> Shapes:
         """Of all outputs, once every module has run."""
-        return [self._shape_of(k) for k in range(len(self.found))]
+        return [self._shape(y) for y in self.found]
 
     def part(self, k: int, fan_in: int) -> Any:
         """The output of module k, of a pair as a reader of this fan-in gets it."""
@@ -100,7 +91,7 @@ class Outputs:
 
     def shortcut(self, k: int, like: int, target: int) -> Tensor:
         """What module k passes on beside its residual, in the shape of module `like`'s."""
-        y: Tensor = self.found[k].shortcut if isinstance(self.found[k], Pair) else self.found[k][1]
+        y: Tensor = self.found[k][1]
         return y if y.shape == self._shape_of(like) else self._aligned((k, 0), y, k, like, target)
 
     def source(self, k: int, like: int, fan_in: int, target: int | None = None) -> Any:
@@ -152,11 +143,9 @@ class Outputs:
         return ConnectivityError(f"{what}built-in aggregations need tensors. Pass aggregation=fn(sources, mask).")
 
     def _shape_of(self, module: int) -> Size | None:
-        if self.found[module] is not None:
-            return self._shape(self.found[module])
-        if module in self.sizes:
-            return self.sizes[module]
-        return None if self.known is None else self.known[module]
+        if self.found[module] is None and self.known is not None:
+            return self.known[module]
+        return self._shape(self.found[module])
 
     def _shape(self, y: Any) -> Size | None:
         y = y[0] if self.pairs and y is not None else y

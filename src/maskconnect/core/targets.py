@@ -113,14 +113,6 @@ class Targets:
             return False
         return self.masks.sources[target] == every and (self.rows is None or self.candidates[target] == every)
 
-    @cached_property
-    def _first_of_largest(self) -> int:
-        """The first target from which on all have the largest fan-in, and take no running sum."""
-        largest, first = max(self.masks.fan_in), len(self.masks.fan_in)
-        while first > 1 and self.masks.fan_in[first - 1] == largest and not self._reads_all(first - 1):
-            first -= 1
-        return first
-
     def _seen_with(self, target: int) -> int:
         """The fan-in with which a mask sees pairs: that of its target, or where a running sum is read, the largest."""
         return max(self.masks.fan_in) if self._reads_all(target) else self.masks.fan_in[target]
@@ -135,8 +127,6 @@ class Targets:
                 return Reading(sums=sums, seen=None if self.rows is None else self._seen_one_by_one(target, outputs))
         before, fan_in = self.layout.before(target), self.masks.fan_in[target]
         found = [outputs.source(k, before, fan_in, target) for k in (*self.always, *self.needed(target))]
-        if outputs.pairs and outputs.user_align is None and target >= self._first_of_largest:
-            outputs.drop_pairs(max(self.masks.fan_in))
         if self.rows is None or callable(self.aggregation) or self.scales is not None or torch.compiler.is_compiling():
             return Reading(found)
         seen = outputs.sampler.seen((1.0, found[len(self.always) :]))

@@ -17,6 +17,7 @@ from maskconnect.core.inputs import Inputs
 from maskconnect.core.masks import BinaryMasks
 from maskconnect.core.outputs import Outputs
 from maskconnect.core.replay import backward_pass
+from maskconnect.core.running import RunningSum
 from maskconnect.core.wiring import Layout, reaching_output
 from maskconnect.errors import ConnectivityError
 from maskconnect.retrofit.given import Given
@@ -174,7 +175,13 @@ class Walker:
         if self.aggregation == "residual":
             inputs = replace(inputs, aggregation="sum")  # of parts that fit the fan-in
             outputs: Outputs = WholeOutputs(
-                self.layout, self.align, only_tensors=True, known=None, first=x, sampler=Sampler(inputs.images)
+                self.layout,
+                self.align,
+                only_tensors=True,
+                known=None,
+                first=x,
+                sampler=Sampler(inputs.images),
+                running=RunningSum(),
             )
         else:
             outputs = inputs.outputs(x, self.align, None)
