@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import combinations
 from multiprocessing import get_context
@@ -62,23 +62,39 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def run_missing(args: argparse.Namespace, place: Path, seeds: Sequence[int]) -> None:
     """Train what has no result yet."""
-    from discovery_runs import ROWS, TRIED, train
+    from discovery_runs import ROWS, TRIED
 
     known = ROWS | TRIED if args.tried else ROWS
     wanted = [row for row in known if any(re.search(words, row) for words in args.rows)]
     found: Results = json.loads(place.read_text()) if place.is_file() else {}
     missing = [(row, seed) for seed in seeds for row in wanted if str(seed) not in found.get(row, {})]
-    how = Options(device="cpu", threads=1, data=args.data, channels_last=True)
-    with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
+    work = {(row, seed): (args.recipe, tuple(args.set), known[row]) for row, seed in missing}
+    train_all(work, found, place, data=args.data, jobs=args.jobs, order=list(ROWS))
+
+
+def train_all(
+    work: Mapping[tuple[str, int], tuple[str, tuple[str, ...], Any]],
+    found: Results,
+    place: Path,
+    *,
+    data: Path,
+    jobs: int,
+    order: Sequence[str] = (),
+) -> None:
+    """Train a network per row and seed, from a recipe, its settings and a `Row`; write each result at once."""
+    from discovery_runs import train
+
+    how = Options(device="cpu", threads=1, data=data, channels_last=True)
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         running = {
-            pool.submit(train, args.recipe, tuple(args.set), known[row], seed, how): (row, seed)
-            for row, seed in missing
+            pool.submit(train, recipe, settings, kind, seed, how): (row, seed)
+            for (row, seed), (recipe, settings, kind) in work.items()
         }
         for job in as_completed(running):
             row, seed = running[job]
             found.setdefault(row, {})[str(seed)] = job.result()
             place.parent.mkdir(parents=True, exist_ok=True)
-            ordered = {name: found[name] for name in dict.fromkeys([*ROWS, *found]) if name in found}
+            ordered = {name: found[name] for name in dict.fromkeys([*order, *found]) if name in found}
             write_atomically(place, json.dumps(ordered) + "\n")
             print(f"{row}, seed {seed}: {job.result()['test']:.2f} %", flush=True)
 

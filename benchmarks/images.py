@@ -13,25 +13,20 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import combinations
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from discovery import Results, train_all
+
 from maskconnect.experiments.grid import seeds_of
 from maskconnect.experiments.layout import Table
-from maskconnect.training.files import write_atomically
-from maskconnect.training.options import Options
 from maskconnect.training.statistics import difference_by_seed, statistic
 
 RESULT = Path(__file__).resolve().parent.parent / "docs" / "evidence" / "benchmarks" / "images.json"
 RECIPES = ("quick/cifar100-strong", "discover/cifar10-quick")
 SAMPLES = {"all": "none", "16": "16", "8": "8"}
-
-Results = dict[str, dict[str, dict[str, Any]]]
-"""By recipe and images, and by seed."""
 
 
 def main() -> None:
@@ -54,29 +49,16 @@ def main() -> None:
 
 def run_missing(args: argparse.Namespace, found: Results) -> None:
     """Train what has no result yet."""
-    from discovery_runs import Row, train
+    from discovery_runs import Row
 
-    how = Options(device="cpu", threads=1, data=args.data, channels_last=True)
-    missing = [
-        (recipe, images, seed)
+    work = {
+        (name, seed): (recipe, (f"learning.images={value}",), Row())
         for seed in seeds_of(args.seeds)
         for recipe in RECIPES
-        for images in SAMPLES
-        if str(seed) not in found.get(f"{recipe}, {images}", {})
-    ]
-    with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
-        running = {
-            pool.submit(train, recipe, (f"learning.images={SAMPLES[images]}",), Row(), seed, how): (
-                f"{recipe}, {images}",
-                str(seed),
-            )
-            for recipe, images, seed in missing
-        }
-        for job in as_completed(running):
-            row, seed = running[job]
-            found.setdefault(row, {})[seed] = job.result()
-            write_atomically(args.results, json.dumps(found) + "\n")
-            print(f"{row}, seed {seed}: {found[row][seed]['test']:.2f} %", flush=True)
+        for images, value in SAMPLES.items()
+        if str(seed) not in found.get(name := f"{recipe}, {images}", {})
+    }
+    train_all(work, found, args.results, data=args.data, jobs=args.jobs)
 
 
 def table(recipe: str, rows: dict[str, dict[str, Any]]) -> Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -27,7 +28,7 @@ class Limits:
     operations: float = inf
 
     def at(self, batch: int) -> dict[str, float | None]:
-        """Those of one batch size as plain data; None where there is no limit of time."""
+        """Those of one batch size as plain data; None where time has no limit."""
         return {"time": self.time.get(batch), "memory": self.memory, "operations": self.operations}
 
 
@@ -114,11 +115,13 @@ AIMS = {
     "transformer12": Limits(time={32: 1.02}, memory=1.10, operations=1.2),
 }
 
-CASES = {
-    "resnet38": resnet_case(38, 10, bar=BARS["resnet38"], aim=AIMS["resnet38"]),
-    "resnet74": resnet_case(74, 15, bar=BARS["resnet74"], aim=AIMS["resnet74"]),
-    "resnet110": resnet_case(110, 20, bar=BARS["resnet110"], aim=AIMS["resnet110"]),
-    "resnext29-8-8": resnext_case(8, 8, 4, bar=BARS["resnext29-8-8"], aim=AIMS["resnext29-8-8"]),
-    "resnext29-64-8": resnext_case(64, 8, 4, bar=BARS["resnext29-64-8"], aim=AIMS["resnext29-64-8"], batches=(8,)),
-    "transformer12": transformer_case(12, 2, bar=BARS["transformer12"], aim=AIMS["transformer12"], batches=(32,)),
+MADE = {
+    "resnet38": partial(resnet_case, 38, 10),
+    "resnet74": partial(resnet_case, 74, 15),
+    "resnet110": partial(resnet_case, 110, 20),
+    "resnext29-8-8": partial(resnext_case, 8, 8, 4),
+    "resnext29-64-8": partial(resnext_case, 64, 8, 4, batches=(8,)),
+    "transformer12": partial(transformer_case, 12, 2, batches=(32,)),
 }
+
+CASES = {name: case(bar=BARS[name], aim=AIMS[name]) for name, case in MADE.items()}

@@ -44,4 +44,4 @@ class Form:
 OF_CONVOLUTIONS = tuple(Form(layout=layout, sgd=sgd) for layout in LAYOUTS for sgd in SGDS)
 OF_SEQUENCES = tuple(Form(layout=None, sgd=sgd) for sgd in SGDS)
 COUNTED = Form()
-"""The form in which operations are counted, the same for all networks; on the meta device there is no fused SGD."""
+"""The form in which operations are counted, the same for all networks; the meta device has no fused SGD."""

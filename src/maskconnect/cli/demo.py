@@ -19,7 +19,6 @@ from maskconnect.errors import ConfigError
 if TYPE_CHECKING:
     from maskconnect.experiments.grid import Cell
     from maskconnect.experiments.sweep import Outcome
-    from maskconnect.training.statistics import Difference
 
 ROWS = {
     "discover/mnist5k": "Learned, K=2",
@@ -98,25 +97,18 @@ def show_comparison(outcomes: list[Outcome]) -> None:
     head, rows = ("wiring", "test accuracy, %", "after pruning", "Learned is better by"), []
     for name, title in ROWS.items():
         left = statistic([s["parameters"]["pruned"] for s in found[name].values()]).mean
-        difference = over[name].text() or f"{over[name].mean:+.2f}" if name in over else ""
+        difference = (over[name].text() or f"{over[name].mean:+.2f}") if name in over else ""
         rows.append((title, means[name].text(), f"{left:,.0f} parameters", difference))
     print()
     show_table(head, rows, right=range(1, len(head)))
     count = len(scores[learned])
-    print(f"\n1,000 test images, last epoch; mean of {count} seeds ± deviation, and differences with 95 % intervals.")
     if count == 1:
-        print("One seed shows how it works, and not which wiring is better.")
+        print("\n1,000 test images, last epoch. One seed shows how it works, and not which wiring is better.")
         return
-    clear = [re.split("[:,]", ROWS[name])[0] for name in fixed if _excludes_zero(over[name])]
-    print(f"Significant, with these seeds: the differences from {' and '.join(clear)}." if clear else NOTHING)
-
-
-NOTHING = "With these seeds no difference is significant."
-
-
-def _excludes_zero(difference: Difference) -> bool:
-    low, high = difference.interval or (0.0, 0.0)
-    return low > 0 or high < 0
+    print(f"\n1,000 test images, last epoch; mean of {count} seeds ± deviation, and differences with 95 % intervals.")
+    clear = " and ".join(re.split("[:,]", ROWS[name])[0] for name in fixed if over[name].significant)
+    shown = f"Significant, with these seeds: the differences from {clear}."
+    print(shown if clear else "With these seeds no difference is significant.")
 
 
 def show_next(out: Path, cell: Cell) -> None:

@@ -41,8 +41,8 @@ def total(sources: Sequence[Tensor], divisor: float) -> Tensor:
     first, *others = sources
     if not others:
         return first
-    dtype = reduce(torch.promote_types, (y.dtype for y in sources))
-    x = first.to(torch.float32 if dtype == torch.float16 else dtype) + others[0]  # a sum in float16 may overflow
+    dtype, wide = _dtypes(sources)
+    x = first.to(wide) + others[0]
     for y in others[1:]:
         x += y
     if divisor > 1:
@@ -94,12 +94,19 @@ def readable_total(
     sources = [y if on else y.detach() for y, on in zip(sources, active, strict=True)]
     masks = [_seen_by(m, stride, sources[0]) for m in mask_S]
     x: Tensor = reduce(torch.add, [m * y for m, y in zip(masks, sources, strict=True)]) / divisor
-    if credit == "new":  # takes from the gradient by the mask, and adds nothing
-        seen = x.detach()[::stride]
-        along = [m * (y[::stride] * seen).sum().detach() for m, y in zip(masks, sources, strict=True)]
-        share: Tensor = reduce(torch.add, along) / (divisor * seen.square().sum())
-        x = x - (share - share.detach()) * x.detach()
-    return x
+    return without_credit_along(x, masks, sources, divisor, stride) if credit == "new" else x
+
+
+def without_credit_along(
+    x: Tensor, masks: Sequence[Tensor], sources: Sequence[Tensor], divisor: float, stride: int = 1
+) -> Tensor:
+    """x itself, with the gradient by the mask of what is new in each source (`credit="new"`)."""
+    seen = x.detach()[::stride] if stride > 1 else x.detach()
+    length = seen.square().sum().clamp_min(torch.finfo(seen.dtype).tiny)
+    parts = [y.detach()[::stride] if stride > 1 else y.detach() for y in sources]
+    along = [m * (y * seen).sum() for m, y in zip(masks, parts, strict=True)]
+    share: Tensor = reduce(torch.add, along) / (divisor * length)
+    return x - (share - share.detach()) * x.detach()
 
 
 def _seen_by(m: Tensor, stride: int, like: Tensor) -> Tensor:
@@ -181,8 +188,7 @@ class _ScaledTotal(torch.autograd.Function):
 
 def weighted(sources: Sequence[Tensor], weights: Sequence[float], divisor: float = 1) -> Tensor:
     """The sum of `sources`, each times a number, divided by `divisor`; always a new tensor."""
-    dtype = reduce(torch.promote_types, (y.dtype for y in sources))
-    wide = torch.float32 if dtype == torch.float16 else dtype  # a sum in float16 may overflow
+    dtype, wide = _dtypes(sources)
     first, *others = (y.to(wide) for y in sources)
     if not others and weights[0] == 1 and divisor > 1:
         return (first / divisor).to(dtype)
@@ -198,12 +204,17 @@ def weighted(sources: Sequence[Tensor], weights: Sequence[float], divisor: float
 def _weighted(terms: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     """The sum of tensors, each times a number that is a tensor."""
     (a, y), *others = terms
-    dtype = reduce(torch.promote_types, (y.dtype for _, y in terms))
-    wide = torch.float32 if dtype == torch.float16 else dtype
+    dtype, wide = _dtypes([y for _, y in terms])
     x: Tensor = y.to(wide) * a.to(wide)
     for a, y in others:
         x.addcmul_(y.to(wide), a.to(wide))
     return x.to(dtype)
+
+
+def _dtypes(sources: Sequence[Tensor]) -> tuple[torch.dtype, torch.dtype]:
+    """That of a sum, and that in which it is added up: a sum in float16 may overflow."""
+    dtype = reduce(torch.promote_types, (y.dtype for y in sources))
+    return dtype, torch.float32 if dtype == torch.float16 else dtype
 
 
 def with_zero_gradient(x: Tensor, parameters: Sequence[Tensor]) -> Tensor:

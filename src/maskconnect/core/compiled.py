@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from maskconnect.core import operators
-from maskconnect.core.aggregate import divisor_of
+from maskconnect.core.aggregate import divisor_of, without_credit_along
 from maskconnect.core.inputs import Inputs
 from maskconnect.core.layers import LayerAggregation
 from maskconnect.core.targets import Reading
@@ -98,15 +98,6 @@ def weighted_sum(
     if credit == "new" and torch.is_grad_enabled():
         x = without_credit_along(x, entries, sources, divisor)
     return x.to(dtype)
-
-
-def without_credit_along(x: Tensor, entries: Sequence[Tensor], sources: Sequence[Tensor], divisor: float) -> Tensor:
-    """x itself, with the gradient by the mask of what is new in each source (`credit="new"` in `aggregate.py`)."""
-    there = x.detach()
-    length = there.square().sum().clamp_min(torch.finfo(there.dtype).tiny)
-    along = [m * (y.detach() * there).sum() for m, y in zip(entries, sources, strict=True)]
-    share = reduce(torch.add, along) / (divisor * length)
-    return x - (share - share.detach()) * there
 
 
 def _without_gradient_of_unused(y: Any, m: Tensor) -> Any:

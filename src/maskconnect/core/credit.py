@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from maskconnect.core.align import layout_of
-from maskconnect.core.rows import Rows, fits
+from maskconnect.core.rows import Rows, fits, row_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,16 +158,15 @@ def sampled(y: Tensor, stride: int) -> Tensor:
 
 def inner_products(a: Tensor, others: Sequence[Tensor]) -> list[Tensor]:
     """<a, b> for each of the others."""
-    if a.dim() == 4 and layout_of(a) == torch.channels_last:  # as vectors in the order of memory, without a copy
-        a, others = a.permute(0, 2, 3, 1), [b.permute(0, 2, 3, 1) for b in others]
+    layout = layout_of(a)
+    a_P, others_P = row_of(a, layout), [row_of(b, layout) for b in others]
     if a.dtype in (torch.float32, torch.float64) and all(b.dtype == a.dtype for b in others):
-        vector = a.reshape(-1)
-        return [torch.dot(vector, b.reshape(-1)) for b in others]
-    return [_inner(a, b) for b in others]
+        return [torch.dot(a_P, b_P) for b_P in others_P]
+    return [_inner(a_P, b_P) for b_P in others_P]
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:
-    """<a, b>, added up in float32 at least; of complex tensors the real part, as a mask is real."""
+    """<a, b> of vectors, added up in float32 at least; of complex tensors the real part, as a mask is real."""
     dtype = reduce(torch.promote_types, (a.dtype, b.dtype), torch.float32)
-    product = torch.vdot(a.to(dtype).reshape(-1), b.to(dtype).reshape(-1))
+    product = torch.vdot(a.to(dtype), b.to(dtype))
     return product.real if product.is_complex() else product

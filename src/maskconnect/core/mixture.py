@@ -22,6 +22,7 @@ from torch import Size, Tensor
 from maskconnect.core.align import layout_of
 from maskconnect.core.credit import Sampler, sampled
 from maskconnect.core.reference import first_order, is_reference
+from maskconnect.core.rows import image_of, row_of
 
 
 def mixes(sources: Sequence[Any]) -> bool:
@@ -61,12 +62,12 @@ class _Mixture(torch.autograd.Function):
         *sources: Tensor,
     ) -> tuple[Tensor, ...]:
         ctx.divisor_T1 = torch.tensor(divisor_T, dtype=mask_TS.dtype)[:, None].to(mask_TS.device, non_blocking=True)
-        ctx.credit, ctx.stride, ctx.last = credit, stride, layout_of(sources[0]) == torch.channels_last
+        ctx.credit, ctx.stride, ctx.layout = credit, stride, layout_of(sources[0])
         ctx.like = sources[0].shape, sources[0].dtype
         ctx.save_for_backward(mask_TS, *seen)
         ctx.set_materialize_grads(False)
         weight_TS = (mask_TS / ctx.divisor_T1).to(sources[0].dtype)
-        return _images(weight_TS @ _rows(sources, ctx.last), sources[0].shape, ctx.last)
+        return _images(weight_TS @ _rows(sources, ctx.layout), sources[0].shape, ctx.layout)
 
     @staticmethod
     @first_order
@@ -74,12 +75,12 @@ class _Mixture(torch.autograd.Function):
         mask_TS, *seen = ctx.saved_tensors
         shape, dtype = ctx.like
         all_grads = [mask_TS.new_zeros(shape, dtype=dtype) if grad is None else grad for grad in grads]
-        grad_TP = _rows(all_grads, ctx.last)
+        grad_TP = _rows(all_grads, ctx.layout)
         weight_TS = (mask_TS / ctx.divisor_T1).to(dtype)
         grad_TS = None
         if ctx.needs_input_grad[0]:
-            seen_SP = _rows(seen, ctx.last)
-            seen_TP = grad_TP if ctx.stride == 1 else _rows([grad[:: ctx.stride] for grad in all_grads], ctx.last)
+            seen_SP = _rows(seen, ctx.layout)
+            seen_TP = grad_TP if ctx.stride == 1 else _rows([grad[:: ctx.stride] for grad in all_grads], ctx.layout)
             grad_TS = (seen_TP @ seen_SP.T).to(mask_TS.dtype) / ctx.divisor_T1
             if ctx.credit == "new":  # without what lies along the input that is there
                 x_TP = weight_TS @ seen_SP
@@ -87,21 +88,17 @@ class _Mixture(torch.autograd.Function):
                 length_T1 = x_TP.square().sum(dim=1, keepdim=True).clamp_min_(torch.finfo(dtype).tiny)
                 grad_TS -= (along_T1 / length_T1) * (x_TP @ seen_SP.T)
             grad_TS *= grad_TP.shape[1] / seen_TP.shape[1]
-        back = _images(weight_TS.T @ grad_TP, shape, ctx.last)
+        back = _images(weight_TS.T @ grad_TP, shape, ctx.layout)
         needed = ctx.needs_input_grad[5:]
         unneeded = (None, None, None, None)
         return grad_TS, *unneeded, *(grad if needs else None for grad, needs in zip(back, needed, strict=True))
 
 
-def _rows(tensors: Sequence[Tensor], channels_last: bool) -> Tensor:
-    """Tensors as the rows of a matrix, in the order in which their numbers lie in memory."""
-    ordered = [y.permute(0, 2, 3, 1) for y in tensors] if channels_last else tensors
-    return torch.stack(list(ordered)).flatten(1)
+def _rows(tensors: Sequence[Tensor], layout: torch.memory_format) -> Tensor:
+    """Tensors as the rows of a matrix."""
+    return torch.stack([row_of(y, layout) for y in tensors])
 
 
-def _images(matrix: Tensor, shape: Size, channels_last: bool) -> tuple[Tensor, ...]:
+def _images(matrix: Tensor, shape: Size, layout: torch.memory_format) -> tuple[Tensor, ...]:
     """The rows of a matrix as tensors of this shape."""
-    if not channels_last:
-        return tuple(row.view(shape) for row in matrix)
-    n, c, h, w = shape
-    return tuple(row.view(n, h, w, c).permute(0, 3, 1, 2) for row in matrix)
+    return tuple(image_of(row, shape, layout) for row in matrix)

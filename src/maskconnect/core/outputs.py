@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from torch import Size, Tensor
@@ -76,7 +76,7 @@ class Outputs:
         return made
 
     def all_before(self, target: int, *, with_input: bool = False) -> list[Tensor] | None:
-        """The sum of all modules before a target, of pairs part by part; None where there is no such sum.
+        """The sum of all modules before a target, of pairs part by part; None where outputs cannot be added so.
 
         `with_input` adds the input of the stack; either all targets ask for it or none does.
         """
@@ -125,6 +125,11 @@ class Outputs:
         else:
             aligned.append(self._align(y, shape, k, like, target))
         return aligned[-1]
+
+    def restarted(self, found: list[Any]) -> Outputs:
+        """The same pass with these outputs, and nothing made of them."""
+        sampler = Sampler(self.sampler.images)
+        return replace(self, found=found, joined={}, aligned={}, sampler=sampler, running=RunningSum())
 
     def drop_aligned(self, k: int) -> None:
         """Forget what was made of module k for its readers."""

@@ -18,7 +18,7 @@ TOGETHER = 8
 
 @dataclass(eq=False)
 class Rows:
-    """A growing list of tensors; `like` is how each of them lies in memory."""
+    """A growing list of tensors; `layout` is how each of them lies in memory."""
 
     shape: Size
     layout: torch.memory_format
@@ -34,30 +34,19 @@ class Rows:
         """Copy y into the next row."""
         if self.count % TOGETHER == 0:
             self.blocks.append(y.new_empty(TOGETHER, self.shape.numel()))
-        self.image(self.blocks[-1][self.count % TOGETHER]).copy_(y)
+        image_of(self.blocks[-1][self.count % TOGETHER], self.shape, self.layout).copy_(y)
         self.count += 1
-
-    def image(self, row_P: Tensor) -> Tensor:
-        """A row in the shape of the tensors."""
-        if self.layout != torch.channels_last:
-            return row_P.view(self.shape)
-        n, c, h, w = self.shape
-        return row_P.view(n, h, w, c).permute(0, 3, 1, 2)
-
-    def vector(self, y: Tensor) -> Tensor:
-        """A tensor of the same shape as a row, without a copy if it lies in memory alike."""
-        return (y.permute(0, 2, 3, 1) if self.layout == torch.channels_last else y).reshape(-1)
 
     def products(self, a: Tensor, count: int) -> Tensor:
         """<a, y> of each of the first `count` tensors."""
-        a_P = self.vector(a)
+        a_P = row_of(a, self.layout)
         return torch.cat([torch.mv(block_RP, a_P) for block_RP in self._first(count)])
 
     def join(self, weight_R: Tensor) -> Tensor:
         """The sum of the first tensors, each times a weight."""
         first_RP, *others = self._first(len(weight_R))
         x = torch.empty(self.shape, dtype=first_RP.dtype, device=first_RP.device, memory_format=self.layout)
-        x_P = self.vector(x)
+        x_P = row_of(x, self.layout)
         torch.mv(first_RP.T, weight_R[:TOGETHER], out=x_P)
         for i, block_RP in enumerate(others, start=1):
             x_P.addmv_(block_RP.T, weight_R[i * TOGETHER : (i + 1) * TOGETHER])
@@ -67,6 +56,19 @@ class Rows:
         """The blocks of the first `count` rows, the last of them cut off."""
         whole, left = divmod(count, TOGETHER)
         return [*self.blocks[:whole], *([self.blocks[whole][:left]] if left else [])]
+
+
+def row_of(y: Tensor, layout: torch.memory_format) -> Tensor:
+    """A tensor as a row, its numbers in the order of this layout; without a copy if it lies in memory so."""
+    return (y.permute(0, 2, 3, 1) if layout == torch.channels_last else y).reshape(-1)
+
+
+def image_of(row_P: Tensor, shape: Size, layout: torch.memory_format) -> Tensor:
+    """A row as a tensor of this shape: the inverse of `row_of`."""
+    if layout != torch.channels_last:
+        return row_P.view(shape)
+    n, c, h, w = shape
+    return row_P.view(n, h, w, c).permute(0, 3, 1, 2)
 
 
 def fits(y: Tensor) -> bool:

@@ -78,12 +78,12 @@ class Targets:
 
     def _shared(self) -> frozenset[tuple[int, int]]:
         """The modules that several targets of one fan-in read in this pass, with that fan-in."""
-        reads = Counter(
-            (k, self._seen_with(target))
-            for target in filter(self.runs, self.layout.targets)
-            if self.rows is not None or not self._reads_all(target)
-            for k in self.needed(target)
-        )
+        reads: Counter[tuple[int, int]] = Counter()
+        for target in filter(self.runs, self.layout.targets):
+            reads_all = self._reads_all(target)
+            fan_in = self._largest_fan_in if reads_all else self.masks.fan_in[target]
+            if not reads_all or self.rows is not None:  # of a running sum, only the mask needs single sources
+                reads.update((k, fan_in) for k in self.needed(target))
         return frozenset(read for read, count in reads.items() if count > 1)
 
     @property
@@ -106,16 +106,17 @@ class Targets:
 
     def _reads_all(self, target: int) -> bool:
         """Whether a target reads all modules before it, so that a running sum is its input."""
+        if not LEAST <= target <= self.masks.fan_in[target] or self.layout.layered or callable(self.aggregation):
+            return False
+        if self.scales is not None or is_reference() or torch.compiler.is_compiling():
+            return False
         every = tuple(range(target))
-        if self.layout.layered or callable(self.aggregation) or self.scales is not None or target < LEAST:
-            return False
-        if is_reference() or torch.compiler.is_compiling() or self.masks.fan_in[target] < target:
-            return False
         return self.masks.sources[target] == every and (self.rows is None or self.candidates[target] == every)
 
-    def _seen_with(self, target: int) -> int:
-        """The fan-in with which a mask sees pairs: that of its target, or where a running sum is read, the largest."""
-        return max(self.masks.fan_in) if self._reads_all(target) else self.masks.fan_in[target]
+    @property
+    def _largest_fan_in(self) -> int:
+        """With which the masks of targets that read a running sum see pairs, as most other targets do."""
+        return max(self.masks.fan_in)
 
     def sources(self, target: int, outputs: Outputs) -> Reading:
         """The outputs that a target needs, aligned."""
@@ -134,7 +135,7 @@ class Targets:
 
     def _seen_one_by_one(self, target: int, outputs: Outputs) -> Seen:
         """What the mask of a target sees of its candidates, of which only the sum was made."""
-        before, fan_in = self.layout.before(target), self._seen_with(target)
+        before, fan_in = self.layout.before(target), self._largest_fan_in
         wholes = [outputs.source(k, before, fan_in, target) for k in self.candidates[target]]
         more = 1 / self.masks.fan_in[target] - 1 / fan_in
         if not outputs.pairs or not more:

@@ -15,10 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from maskconnect.core.credit import Sampler
 from maskconnect.core.inputs import Inputs
 from maskconnect.core.outputs import Outputs
-from maskconnect.core.running import RunningSum
 from maskconnect.errors import ConnectivityError
 from maskconnect.retrofit.unread import Watch
 
@@ -81,18 +79,7 @@ class Walk:
     def let_go(self) -> None:
         """The pass is over: outputs live on only if somebody else, such as activation checkpointing, keeps them."""
         self.loose = [ref(y) if isinstance(y, Tensor) else None for y in self.outputs.found]
-        self.outputs, self.last = (
-            replace(
-                self.outputs,
-                found=[],
-                joined={},
-                aligned={},
-                first=None,
-                sampler=Sampler(),
-                running=RunningSum(),
-            ),
-            None,
-        )
+        self.outputs, self.last = replace(self.outputs.restarted([]), first=None), None
         if isinstance(self.outputs, WholeOutputs):
             self.outputs.read = []
 
@@ -105,18 +92,7 @@ class Walk:
                 f"block {number} is run again in the backward pass, and what it read is gone: with this aggregation, "
                 "let activation checkpointing go around all blocks, or inside each of them."
             )
-        return Walk(
-            self.inputs,
-            replace(
-                self.outputs,
-                found=found,
-                joined={},
-                aligned={},
-                sampler=Sampler(self.inputs.images),
-                running=RunningSum(),
-            ),
-            self.needed,
-        )
+        return Walk(self.inputs, self.outputs.restarted(found), self.needed)
 
 
 class Passes(threading.local):

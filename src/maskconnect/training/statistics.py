@@ -56,6 +56,11 @@ class Difference:
         return None if self.interval is None or self.deviation is None else pairs_needed(self.deviation, difference)
 
     @property
+    def significant(self) -> bool:
+        """Whether zero is outside the interval."""
+        return self.interval is not None and not self.interval[0] <= 0 <= self.interval[1]
+
+    @property
     def verdict(self) -> str:
         """What that shows, in plain words."""
         if self.interval is None:
