@@ -1,18 +1,20 @@
-# make run    sets up, then learns a wiring of unlike branches beside fixed ones, and prunes it
-# make test   sets up, then runs every test, lint and types
+# make run    sets up .venv, then runs the demo: learns a wiring, compares it with fixed ones, and prunes it
+# make test   sets up .venv, then runs lint, type checks and tests
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: help run test test-docs test-integrations test-slow venv browser format clean
+.PHONY: help run test test-docs test-integrations test-slow docs docs-serve venv browser format clean
 
 help:
-	@echo "make run                set up, then learn a wiring of unlike branches beside fixed ones, and prune it"
-	@echo "make test               set up, then lint, types and tests (about 7 minutes on two cores)"
-	@echo "make test-docs          check that every table in the docs is what the kept results say"
-	@echo "make test-integrations  tests with the real timm, transformers, lightning and accelerate, which it installs"
-	@echo "make test-slow          the tests that need minutes, or install into fresh environments"
-	@echo "make venv               only make .venv, with every extra"
-	@echo "make format             write the code as the linter wants it"
+	@echo "make run                set up, then run the demo: learn a wiring, compare it with fixed ones, prune it"
+	@echo "make test               set up, then run lint, type checks and tests (about 7 minutes on two cores)"
+	@echo "make test-docs          check that the tables of the docs match the kept results"
+	@echo "make test-integrations  install timm, transformers, lightning and accelerate, and run the tests with them"
+	@echo "make test-slow          run the tests that take minutes, or install into new environments"
+	@echo "make docs               build the documentation site into build/site"
+	@echo "make docs-serve         serve the site on this machine, and rebuild it when a page changes"
+	@echo "make venv               only create .venv, with every extra"
+	@echo "make format             format the code, and fix what the linter can fix"
 	@echo "make clean              remove .venv and caches"
 
 run: venv
@@ -35,7 +37,16 @@ test-slow: venv
 	@$(BIN)/python tools/get_packages.py slurm
 	$(BIN)/python -m pytest -m slow
 
-# Scripts in .venv hold its path: a checkout that was moved needs a new one.
+docs: .venv/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict  # not --quiet, with which warnings do not fail
+	@! grep -rlF --include='*.html' -e "$(CURDIR)" -e 'src="http' -e 'rel="stylesheet" href="http' build/site \
+		|| { echo "these pages name a folder of this machine, or load something from the network"; exit 1; }
+	@echo "the documentation is in build/site/index.html"
+
+docs-serve: .venv/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+# Scripts in .venv contain its path, so a checkout that was moved needs a new one.
 ifneq ($(wildcard .venv/.made),)
 ifneq ($(shell cat .venv/.made),$(CURDIR))
 $(shell rm -rf .venv)
@@ -49,8 +60,13 @@ venv: .venv/.made
 	@echo "$(CURDIR)" > $@
 
 .venv/.integrations: .venv/.made
-	@echo "setting up .venv: the libraries of the integrations"
+	@echo "setting up .venv: the libraries for integration tests"
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[integrations]"
+	@touch $@
+
+.venv/.docs: .venv/.made
+	@echo "setting up .venv: the tools for the documentation"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	@touch $@
 
 browser: venv

@@ -1,4 +1,4 @@
-"""What reading and augmenting an epoch of CIFAR costs, beside a training step of ResNet-38: the line in docs/log.md.
+"""Time reading and augmenting an epoch of CIFAR, relative to training ResNet-38 on it: the line in research/log.md.
 
 python benchmarks/augmentation.py
 """
@@ -16,9 +16,9 @@ from maskconnect.data import Arrays, Augmentation, Batches, mean_of
 
 
 def main() -> None:
-    """Print the seconds of an epoch of 50,000 images, and the ratio to training on them."""
+    """Print the time for an epoch of 50,000 images, and its ratio to training on them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3, help="how often each is timed, in turn (default 3)")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each is timed, in turn (default: 3)")
     rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
     images = torch.randint(0, 256, (50_000, 3, 32, 32), dtype=torch.uint8)

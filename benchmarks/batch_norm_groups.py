@@ -1,4 +1,4 @@
-"""What batch norm over groups of images costs, over a plain one: forward and backward, interleaved in one process.
+"""Time batch norm over groups of images, relative to a plain one: forward and backward, interleaved in one process.
 
 python benchmarks/batch_norm_groups.py
 """
@@ -16,7 +16,7 @@ SHAPES = (((128, 16, 32, 32), 64), ((128, 64, 32, 32), 16))
 
 
 def seconds(norm: nn.Module, x: Tensor, gradient: Tensor) -> float:
-    """One pass forward and backward."""
+    """Time one forward and backward pass."""
     x.grad = None
     started = time.process_time()
     norm(x).backward(gradient)
@@ -24,7 +24,7 @@ def seconds(norm: nn.Module, x: Tensor, gradient: Tensor) -> float:
 
 
 def ratio(shape: tuple[int, ...], group: int, layout: torch.memory_format, rounds: int = 30) -> float:
-    """Grouped over plain, by the fastest pass of each."""
+    """Return the time of grouped over plain, for the fastest pass of each."""
     x, gradient = (torch.randn(shape).contiguous(memory_format=layout) for _ in range(2))
     x.requires_grad_()
     grouped, plain = GroupedBatchNorm2d(shape[1], group), nn.BatchNorm2d(shape[1])

@@ -1,7 +1,7 @@
 """Learning steps under torch.compile: the time of a step, the time to compile it, and the number of kernels.
 
 Plain, learning (`mc.Draw`) and blending (`mc.Blend`), each in eager mode and compiled by Inductor, in turn.
-Compile times count what Inductor finds in its cache. Needs a C++ compiler.
+Compile times include what Inductor finds in its cache. Needs a C++ compiler.
 
     OMP_NUM_THREADS=1 python benchmarks/compiled.py        # four minutes or more on one core
 """
@@ -24,7 +24,7 @@ FORM = Form(layout="channels last", sgd="fused")
 
 
 def main() -> None:
-    """Time and print."""
+    """Time the steps and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", default="resnet38", choices=[name for name in CASES if name.startswith("resnet")])
     parser.add_argument("--batch", type=int, default=32)

@@ -1,6 +1,6 @@
-"""Whether torch.compile of the blocks makes learning steps faster: pointwise chains fused, convolutions as before.
+"""Does torch.compile of the blocks make learning steps faster? It fuses pointwise chains and keeps convolutions.
 
-Masks stay outside of what is compiled, so a new draw never compiles anything again. Needs a C++ compiler.
+Masks are not compiled, so a new draw never triggers a recompilation. Needs a C++ compiler.
 
     python benchmarks/compiled_blocks.py                 # about three minutes on two cores
 """
@@ -21,7 +21,7 @@ from maskconnect.training.options import keep_memory
 
 
 def main() -> None:
-    """Time and print."""
+    """Time the steps and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", default="resnet38", choices=CASES)
     parser.add_argument("--batch", type=int, default=32)

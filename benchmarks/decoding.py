@@ -1,4 +1,4 @@
-"""How much faster simplejpeg decodes photographs than Pillow, and how far apart their pixels are.
+"""Compare simplejpeg with Pillow: the time to decode a photograph, and the difference of pixels.
 
 OMP_NUM_THREADS=1 python benchmarks/decoding.py --images 200
 """
@@ -14,11 +14,11 @@ from PIL import Image
 
 from maskconnect.data.decode import Pixels, decoder_name, with_pillow, with_simplejpeg
 
-HEIGHT, WIDTH = 375, 500  # ImageNet's commonest size
+HEIGHT, WIDTH = 375, 500  # the most common size in ImageNet
 
 
 def photograph(seed: int) -> bytes:
-    """A JPEG of smooth colours with some noise, which is about as large as one of ImageNet."""
+    """Return a JPEG of smooth colors with some noise, about as large as one of ImageNet."""
     generator = np.random.default_rng(seed)
     y, x = np.mgrid[:HEIGHT, :WIDTH]
     waves = [127 + 90 * np.sin(x / generator.uniform(5, 40) + y / generator.uniform(5, 40)) for _ in range(3)]
@@ -29,7 +29,7 @@ def photograph(seed: int) -> bytes:
 
 
 def timed_simplejpeg(data: bytes) -> tuple[float, Pixels]:
-    """Seconds, and the image."""
+    """Return the time in seconds, and the image."""
     start = time.perf_counter()
     image_HW3 = with_simplejpeg(data)
     seconds = time.perf_counter() - start
@@ -38,22 +38,22 @@ def timed_simplejpeg(data: bytes) -> tuple[float, Pixels]:
 
 
 def timed_pillow(data: bytes) -> tuple[float, Pixels]:
-    """Seconds, and the image."""
+    """Return the time in seconds, and the image."""
     start = time.perf_counter()
     image_HW3 = with_pillow(data, "a photograph")
     return time.perf_counter() - start, image_HW3
 
 
 def main() -> None:
-    """Decode every photograph by both in turn, some rounds; of each photograph and decoder the least time counts."""
+    """Decode every photograph with both in turn, several times; use the shortest time of each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=int, default=200, help="how many photographs (default 200)")
-    parser.add_argument("--rounds", type=int, default=5, help="how often each is decoded (default 5)")
+    parser.add_argument("--images", type=int, default=200, help="number of photographs (default: 200)")
+    parser.add_argument("--rounds", type=int, default=5, help="how often each is decoded (default: 5)")
     arguments = parser.parse_args()
     if arguments.images < 1 or arguments.rounds < 1:
         parser.error("--images and --rounds must be 1 or more")
     if decoder_name() != "simplejpeg":
-        parser.error("simplejpeg is not installed; there is nothing to compare Pillow with")
+        parser.error("simplejpeg is not installed; install it to compare it with Pillow")
     files = [photograph(seed) for seed in range(arguments.images)]
     least = np.full((2, len(files)), np.inf)
     apart = 0

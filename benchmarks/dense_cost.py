@@ -1,7 +1,7 @@
-"""What a step of timm's densenet121 costs while its dense blocks learn their wiring, frozen, and pruned.
+"""Time a step of timm's densenet121 while its dense blocks learn their wiring, frozen, and pruned.
 
-Seconds of CPU time of one forward and backward pass, the least of several that are run in turn, on one core. Needs timm
-(`make test-integrations` sets it up).
+Seconds of CPU time of one forward and backward pass: the shortest of several, run in turn on one core. Needs timm
+(`make test-integrations` installs it).
 
 python benchmarks/dense_cost.py --side 64
 """
@@ -27,7 +27,7 @@ IMAGES, TURNS = 8, 6
 
 
 def networks(x: Tensor, fan_in: int) -> dict[str, nn.Module]:
-    """The same network, plain, learning in two ways, frozen and pruned."""
+    """Return the same network: plain, learning in two ways, frozen and pruned."""
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "integrations"))
     importlib.import_module("torchvision_operators")
     timm: Any = importlib.import_module("timm")
@@ -41,7 +41,7 @@ def networks(x: Tensor, fan_in: int) -> dict[str, nn.Module]:
 
 
 def step(network: nn.Module, x: Tensor) -> float:
-    """The CPU time of one step, without the optimizer."""
+    """Return the CPU time of one step, without the optimizer."""
     network.train().zero_grad()
     start = time.process_time()
     F.cross_entropy(network(x), torch.arange(IMAGES)).backward()  # type: ignore[no-untyped-call]
@@ -50,7 +50,7 @@ def step(network: nn.Module, x: Tensor) -> float:
 
 @torch.no_grad()
 def inference(network: nn.Module, x: Tensor) -> float:
-    """The CPU time of one forward pass in eval mode."""
+    """Return the CPU time of one forward pass in eval mode."""
     network.eval()
     start = time.process_time()
     network(x)
@@ -60,8 +60,8 @@ def inference(network: nn.Module, x: Tensor) -> float:
 def main() -> None:
     """Print a Markdown table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--side", type=int, default=64, help="of the images (default 64)")
-    parser.add_argument("--fan-in", type=int, default=4, help="K (default 4)")
+    parser.add_argument("--side", type=int, default=64, help="side of the images (default: 64)")
+    parser.add_argument("--fan-in", type=int, default=4, help="K (default: 4)")
     given = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -1,8 +1,8 @@
-"""What a trained DenseNet loses when its layers read K sources only, by where masks start: the table in docs/log.md.
+"""Accuracy of a trained DenseNet whose layers read only K sources, by initial masks: a table in research/log.md.
 
 A DenseNet of two blocks of 8 layers is trained on 400 of scikit-learn's digits; then both blocks are rewired with
-fan-in K. Shown: accuracy with the top-K at once; accuracy after 12 further epochs, 8 while masks learn and 4 frozen;
-and the weights that pruning leaves.
+fan-in K. The table has the accuracy with the top-K at once; the accuracy after 12 more epochs, 8 while masks learn and
+4 frozen; and the weights that pruning leaves.
 
 python benchmarks/dense_start.py --seeds 4
 """
@@ -30,7 +30,7 @@ EPOCHS = {"trained": 10, "learning": 8, "frozen": 4}
 
 
 def densenet() -> nn.Module:
-    """Two dense blocks, with a transition that halves the side between them."""
+    """Return two dense blocks, with a transition between them that halves the side."""
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
     block: Any = importlib.import_module("dense").Block
     transition = nn.Sequential(nn.BatchNorm2d(80), nn.ReLU(), nn.Conv2d(80, 40, 1), nn.AvgPool2d(2))
@@ -39,9 +39,9 @@ def densenet() -> nn.Module:
 
 
 def main() -> None:
-    """Print a Markdown table, a row as soon as it is known."""
+    """Print a Markdown table, each row as soon as it is known."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=4, help="how many networks, from seed 0 on (default 4)")
+    parser.add_argument("--seeds", type=int, default=4, help="number of networks, from seed 0 (default: 4)")
     seeds = range(parser.parse_args().seeds)
     torch.set_num_threads(1)
     images, labels = data()

@@ -1,8 +1,8 @@
-"""Unlike branches: learned wiring against what people would use instead. The tables of docs/discovery.md.
+"""Different branches: learned wiring compared with alternatives. The tables of research/discovery.md.
 
 Every row is a network of `discover/*`, trained on the same images, in the same order, for the same number of steps. A
-run of a quick recipe takes about a minute of one core. Every finished one is written at once to
-docs/evidence/benchmarks, and what is there is not run again; at the end the table is printed.
+run of a quick recipe takes about a minute on one core. Every result is written at once to research/evidence/benchmarks;
+finished runs are not repeated. At the end the table is printed.
 
     python benchmarks/discovery.py discover/cifar10-quick --data data --seeds 9 --jobs 2
     python benchmarks/discovery.py discover/fashion-quick --data data --rows Learned Fixed
@@ -28,10 +28,10 @@ from maskconnect.training.files import write_atomically
 from maskconnect.training.options import Options
 from maskconnect.training.statistics import difference_by_seed, statistic
 
-RESULTS = Path(__file__).resolve().parent.parent / "docs" / "evidence" / "benchmarks"
+RESULTS = Path(__file__).resolve().parent.parent / "research" / "evidence" / "benchmarks"
 
 Results = dict[str, dict[str, Any]]
-"""What came of each seed of each row."""
+"""The result of each seed of each row."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -39,13 +39,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", help="a recipe of discover/*, without its variant")
     parser.add_argument("--data", type=Path, default=Path("data"))
-    parser.add_argument("--seeds", default="9", help="how many, from 0 on, or which: 4..8 (default: 9)")
-    parser.add_argument("--rows", nargs="+", default=[""], help="regular expressions of rows (default: all)")
-    parser.add_argument("--tried", action="store_true", help="run the settings that were tried, too")
+    parser.add_argument("--seeds", default="9", help="the first N seeds, or which: 4..8 (default: 9)")
+    parser.add_argument("--rows", nargs="+", default=[""], help="regular expressions that select rows (default: all)")
+    parser.add_argument("--tried", action="store_true", help="also run the settings that were tried")
     parser.add_argument("--set", nargs="+", default=[], metavar="FIELD=VALUE", help="change the recipe")
-    parser.add_argument("--jobs", type=int, default=1, help="how many at the same time (default: 1)")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder in which results are, and go")
-    parser.add_argument("--show", action="store_true", help="run nothing; print the table of what there is")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time (default: 1)")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder for results")
+    parser.add_argument("--show", action="store_true", help="run nothing; print the table of existing results")
     args = parser.parse_args(argv)
     place = args.results / f"{args.recipe.replace('/', '-')}.json"
     seeds = seeds_of(args.seeds)
@@ -100,7 +100,7 @@ def train_all(
 
 
 def accuracies(found: Results) -> Table:
-    """Accuracies, points of test accuracy of the first row over each of the others, and parameters after pruning."""
+    """Return accuracies, the difference of the first row from each of the others, and parameters after pruning."""
     first, lines = next(iter(found)), []
     for row, runs in found.items():
         cells = [summary(by_seed(found, row, part)) for part in ("validation", "test")]
@@ -110,7 +110,7 @@ def accuracies(found: Results) -> Table:
         difference = over.text() if row != first else ""
         lines.append((row, f"{len(runs)}", *cells, difference, f"{left:,.0f}", f"{seconds:.0f}"))
         if row == "Fixed-Random":
-            lines += [luck(found, row, count) for count in (4, 8) if count <= len(by_seed(found, row, "validation"))]
+            lines += [best_of(found, row, count) for count in (4, 8) if count <= len(by_seed(found, row, "validation"))]
     accuracy = ("validation accuracy, %", "test accuracy, %")
     head = ("", "n", *accuracy, f"{first} is better by", "parameters after pruning", "seconds")
     notes = ("Accuracies are those of the last epoch. Differences are paired by seed; intervals are Student's.",)
@@ -118,12 +118,12 @@ def accuracies(found: Results) -> Table:
 
 
 def summary(accuracy: dict[int, float]) -> str:
-    """Mean and deviation; empty where a recipe has no such images."""
+    """Return mean and deviation; empty if a recipe has no such images."""
     return statistic(list(accuracy.values())).text() if accuracy else ""
 
 
-def luck(found: Results, row: str, count: int) -> tuple[str, ...]:
-    """The best of some random wirings, picked on validation images, on average over all ways to take them."""
+def best_of(found: Results, row: str, count: int) -> tuple[str, ...]:
+    """Return the best of `count` random wirings by validation accuracy, averaged over all ways to choose them."""
     runs = [(run["validation"], run["test"], run["seconds"]) for run in found[row].values()]
     best = [max(some) for some in combinations(runs, count)]
     validation, test = (f"{fmean(run[part] for run in best):.2f}" for part in (0, 1))
@@ -131,7 +131,7 @@ def luck(found: Results, row: str, count: int) -> tuple[str, ...]:
 
 
 def by_seed(found: Results, row: str, part: str) -> dict[int, float]:
-    """The accuracies of a row."""
+    """Return the accuracies of a row by seed."""
     return {int(seed): run[part] for seed, run in found.get(row, {}).items() if part in run}
 
 

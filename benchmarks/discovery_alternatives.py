@@ -1,11 +1,11 @@
-"""What people would use instead of binary masks to choose among sources; for `benchmarks/discovery.py`.
+"""Alternatives to binary masks for choosing sources; for `benchmarks/discovery.py`.
 
     softmax   x_j = sum_k softmax(a_j)_k y_k, as DARTS mixes operations; at the freeze, the K largest a_jk stay
     gumbel    x_j = (1/K) sum_k s_jk y_k, with s_j a relaxed draw of K sources: K times a softmax of a_j + Gumbel noise,
-              each time less what was taken before; its temperature falls, and at the freeze the K largest a_jk stay
+              each time without what was taken before; its temperature falls, and at the freeze the K largest a_jk stay
 
-Both learn a by Adam, together with the weights and on the same batches. `left_out` chooses sources in another way: by
-how much the loss on held-out images grows without each of them.
+Both learn a with Adam, together with the weights and on the same batches. `left_out` chooses sources by how much the
+loss on held-out images grows without each of them.
 
 Shape letters: T targets, S candidate sources, K fan-in.
 """
@@ -34,10 +34,10 @@ class Relaxed(nn.Module):
         layers = [len(cast(nn.ModuleList, layer)) for layer in stack.blocks]
         self.targets = sum(layers[1:])
         self.alpha = nn.Parameter(torch.zeros(self.targets, layers[0]))
-        self.given_TS: Tensor | None = None  # weights to use in the place of those that alpha says
+        self.given_TS: Tensor | None = None  # weights to use instead of those from alpha
 
     def weights(self) -> Tensor:
-        """What every target reads of every source; a row adds up to 1."""
+        """Return the weight of every source for every target; a row adds up to 1."""
         if self.given_TS is not None:
             return self.given_TS
         if self.how == "softmax" or not self.training:
@@ -47,7 +47,7 @@ class Relaxed(nn.Module):
         return relaxed_top(self.alpha + noise_TS, self.fan_in, temperature) / self.fan_in
 
     def forward(self, x: Tensor) -> Tensor:
-        """The output of the last module."""
+        """Return the output of the last module."""
         weight_TS, row = self.weights(), 0
         outputs = [branch(x) for branch in cast(nn.ModuleList, self.blocks[0])]
         for layer in list(self.blocks)[1:]:
@@ -60,7 +60,7 @@ class Relaxed(nn.Module):
         return cast(Tensor, output)
 
     def cut(self, chosen_TS: Tensor) -> mc.MaskedStack:
-        """The same modules, each reading the K sources of the largest values."""
+        """Return the same modules, each reading the K sources with the largest values."""
         rows = [sorted(row.topk(self.fan_in).indices.tolist()) for row in chosen_TS]
         wiring: list[Any] = [[[] for _ in cast(nn.ModuleList, self.blocks[0])]]
         row = 0
@@ -72,7 +72,7 @@ class Relaxed(nn.Module):
 
 
 def relaxed_top(score_TS: Tensor, fan_in: int, temperature: float) -> Tensor:
-    """A relaxed K-hot vector per row."""
+    """Return a relaxed K-hot vector per row."""
     total_TS, left_TS = torch.zeros_like(score_TS), score_TS
     for _ in range(fan_in):
         one_TS = (left_TS / temperature).softmax(dim=1)
@@ -83,7 +83,7 @@ def relaxed_top(score_TS: Tensor, fan_in: int, temperature: float) -> Tensor:
 
 @torch.no_grad()
 def left_out(network: nn.Module, relaxed: Relaxed, weight_TS: Tensor, batches: Sequence[Batch]) -> Tensor:
-    """By how much the loss grows without each source of each target, whose other sources make up for it."""
+    """Return how much the loss grows without each source of each target, whose other weights are rescaled."""
 
     def loss(weights_TS: Tensor) -> float:
         relaxed.given_TS = weights_TS

@@ -1,4 +1,4 @@
-"""One run of a row of `discovery.py`: a recipe, or what people would use instead of its masks, trained to its end."""
+"""One run of a row of `discovery.py`: a recipe, or an alternative to its masks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from maskconnect.training.options import Options, prepare
 from maskconnect.training.predictions import predict
 
 HELD_OUT = 4
-"""By how many batches of validation images `left_out` chooses."""
+"""The number of validation batches with which `left_out` chooses."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +30,10 @@ class Row:
     """How a network is trained."""
 
     variant: str = ""  # of the recipe
-    relax: str | None = None  # "softmax" or "gumbel" in the place of masks
-    rate: float = 0.0  # of Adam, for these
+    relax: str | None = None  # "softmax" or "gumbel" instead of masks
+    rate: float = 0.0  # of Adam, for the relaxed choices
     leave_out: bool = False  # choose sources by leaving each out, before masks have become the top-K
-    mask_lr: float | None = None  # in the place of the recipe's
+    mask_lr: float | None = None  # instead of that of the recipe
     settings: tuple[str, ...] = ()  # further changes of the recipe
 
 
@@ -58,11 +58,11 @@ TRIED = {
     "Learned, no decay": Row(settings=("learning.decay=none",)),
     "Learned, K=4": Row(settings=("model.fan_in=4",)),
 }
-"""Settings that were chosen on validation images, with seeds from 100 on."""
+"""Settings that were compared on validation images, with seeds from 100."""
 
 
 def train(name: str, settings: tuple[str, ...], row: Row, seed: int, how: Options) -> dict[str, Any]:
-    """Train one network as its recipe says; what came of it."""
+    """Train one network as its recipe says; return the result."""
     recipe = load(name + row.variant, [f"seed={seed}", *settings, *row.settings])
     machine = prepare(how)
     given = images.prepare(recipe, how, machine.device)
@@ -105,7 +105,7 @@ def train(name: str, settings: tuple[str, ...], row: Row, seed: int, how: Option
 def optimizers_of(
     network: nn.Module, recipe: Recipe, row: Row, relaxed: Relaxed | None, steps: int
 ) -> list[torch.optim.Optimizer]:
-    """SGD of the weights and masks; Adam of relaxed choices."""
+    """Return SGD for weights and masks, and Adam for relaxed choices."""
     training, (mask_lr, *_) = recipe.training, [phase.mask_lr for phase in recipe.phase]
     if relaxed is not None:
         weights = [p for name, p in network.named_parameters() if name != "stack.alpha"]
@@ -120,7 +120,7 @@ def optimizers_of(
 
 
 def choose(network: nn.Module, row: Row, relaxed: Relaxed | None, fan_in: int, given: Prepared) -> None:
-    """Make the wiring final, where it is not."""
+    """Make the wiring final, if it is not."""
     stack = network.stack
     if isinstance(stack, mc.MaskedStack) and (stack.masks.is_frozen or not row.leave_out):
         mc.freeze(network)

@@ -1,4 +1,4 @@
-"""Test accuracy of each example's network under each connectivity, over seeds: the table in docs/log.md.
+"""Test accuracy of each example's network under each connectivity, over seeds: the table in research/log.md.
 
 python benchmarks/examples_over_seeds.py --seeds 5
 """
@@ -18,13 +18,17 @@ CASES = {
     "transformer": ("learned", "as in the paper", "random", "prev", "full"),
     "convnet": ("learned", "as in the paper", "random", "prev", "full"),
 }
-PAPER = {"connectivity": "learned", "blend": False, "mask_lr": 0.1}  # masks are drawn, and learn by the plain gradient
+PAPER = {
+    "connectivity": "learned",
+    "blend": False,
+    "mask_lr": 0.1,
+}  # masks are drawn, and learn from the plain gradient
 
 
 def main() -> None:
-    """Print a Markdown table, a row as soon as it is known."""
+    """Print a Markdown table, each row as soon as it is known."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=5, help="how many seeds, from 0 on; at least 2 (default 5)")
+    parser.add_argument("--seeds", type=int, default=5, help="number of seeds, from 0; at least 2 (default: 5)")
     seeds = parser.parse_args().seeds
     if seeds < 2:
         parser.error(f"--seeds is {seeds}; a standard deviation needs at least 2")

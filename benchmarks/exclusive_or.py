@@ -1,4 +1,4 @@
-"""Can a pair of sources be found that matters only together? The second table in docs/log.md.
+"""Does learning find a pair of sources that matters only together? The second table in research/log.md.
 
 python benchmarks/exclusive_or.py --seeds 4
 """
@@ -21,9 +21,9 @@ EYES = 8
 
 
 def main() -> None:
-    """Print a Markdown table, a row as soon as it is known."""
+    """Print a Markdown table, each row as soon as it is known."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=4, help="how many seeds, from 0 on (default 4)")
+    parser.add_argument("--seeds", type=int, default=4, help="number of seeds, from 0 (default: 4)")
     seeds = parser.parse_args().seeds
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
     torch.set_num_threads(1)
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def batch(size: int, seed: int, pair: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """What all eyes see, and whether just one of the pair sees a sum above 0."""
+    """Return the inputs of all eyes, and whether exactly one of the pair sees a sum above 0."""
     x = torch.randn(size, 4 * EYES, generator=torch.Generator().manual_seed(seed))
     first, second = (x[:, 4 * k : 4 * k + 4].sum(dim=1) > 0 for k in pair)
     return x, (first ^ second).long()

@@ -1,6 +1,6 @@
-"""How the cost of learning connectivity grows with the number of blocks L, the fan-in K and the cardinality C.
+"""Measure how the cost of learning grows with the number of blocks L, the fan-in K and the cardinality C.
 
-A learning step over a plain one: time, interleaved in one process, medians over rounds; and memory, all tensors at the
+Time of a learning step over a plain one: medians over rounds, interleaved in one process. Memory: all tensors at the
 peak of a step, counted on the meta device. Writes a figure and the numbers.
 
     python benchmarks/growth.py                          # about five minutes on two cores
@@ -29,7 +29,7 @@ CARDINALITIES = (2, 4, 8, 16, 32)
 
 
 def sweeps() -> dict[str, dict[int, Case]]:
-    """The cases of each panel, by what they vary."""
+    """Return the cases of each panel, by the value that varies."""
     return {
         "blocks L (ResNet, K=10)": {(depth - 2) // 2: resnet_case(depth, 10) for depth in DEPTHS},
         "fan-in K (ResNet-110, L=54)": {fan_in: resnet_case(110, fan_in) for fan_in in FAN_INS},
@@ -38,8 +38,8 @@ def sweeps() -> dict[str, dict[int, Case]]:
 
 
 def measure(case: Case, seconds: float) -> dict[str, Any]:
-    """Time and memory of a learning step over a plain one."""
-    form = Form(layout="channels first" if case.has_lean else "channels last")  # of a ResNeXt, of a ResNet
+    """Return time and memory of a learning step over a plain one."""
+    form = Form(layout="channels first" if case.has_lean else "channels last")  # for ResNeXt, for ResNet
     steps = {name: step_of(case, name, BATCH, form) for name in ("plain", "learning")}
     times = interleaved(steps, 1000, seconds, least=5)
     counted = count_steps(case, BATCH, ("plain", "learning"))
@@ -52,7 +52,7 @@ def measure(case: Case, seconds: float) -> dict[str, Any]:
 
 
 def draw(found: dict[str, Any], path: Path) -> None:
-    """Time above, memory below."""
+    """Draw time above and memory below."""
     import matplotlib as mpl
     from matplotlib import pyplot as plt
 
@@ -77,7 +77,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
 def main() -> None:
     """Measure, print, draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=15.0, help="of timing each point (default: 15)")
+    parser.add_argument("--seconds", type=float, default=15.0, help="time per point (default: 15)")
     parser.add_argument("--figure", type=Path, default=HERE.parent / "docs/images/growth.svg")
     parser.add_argument("--numbers", type=Path, default=HERE / "growth.json")
     args = parser.parse_args()

@@ -1,6 +1,6 @@
-"""What a training step of the ImageNet networks computes, moves and holds, for each image; counted on the meta device.
+"""Count what a training step of the ImageNet networks computes, moves and holds per image, on the meta device.
 
-No such network is trained here; the counts need shapes only.
+No network is trained; the counts need only shapes.
 
     python benchmarks/imagenet_arithmetic.py             # three minutes
 """
@@ -28,7 +28,7 @@ STAGES = {50: [3, 4, 6, 3], 101: [3, 4, 23, 3]}
 
 
 def cases() -> dict[str, Case]:
-    """Table 3 of the paper, and its ResNet-50."""
+    """Return the networks of table 3 of the paper, and its ResNet-50."""
     found = {}
     spec = ResNetSpec(depth=50, num_classes=CLASSES, fan_in=10, stem="imagenet")
     found["ResNet-50, K=10"] = case_of(spec, partial(PlainResNet, "imagenet", STAGES[50], CLASSES, deep=True))
@@ -40,7 +40,7 @@ def cases() -> dict[str, Case]:
 
 
 def case_of(spec: ResNetSpec | ResNeXtSpec, plain: Callable[[], nn.Module]) -> Case:
-    """Without limits, as nothing is timed."""
+    """Return a case without limits, because nothing is timed."""
     return Case(
         about="",
         network=lambda connectivity: build(replace(spec, connectivity=connectivity)),
@@ -52,12 +52,12 @@ def case_of(spec: ResNetSpec | ResNeXtSpec, plain: Callable[[], nn.Module]) -> C
 def main() -> None:
     """Count and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", type=int, default=32, help="images a step (default: 32)")
+    parser.add_argument("--batch", type=int, default=32, help="images per step (default: 32)")
     parser.add_argument("--numbers", type=Path, default=HERE / "imagenet_arithmetic.json")
     args = parser.parse_args()
     steps.SIDE = 224
     found = {"batch": args.batch, "side": steps.SIDE, "networks": {}}
-    print(f"of an image, at batch {args.batch}{'':12s} {'GFLOP':>8s} {'GB moved':>9s} {'MB held':>8s}   over plain")
+    print(f"per image, at batch {args.batch}  {'':12s} {'GFLOP':>8s} {'GB moved':>9s} {'MB held':>8s}   over plain")
     for name, case in cases().items():
         networks = found["networks"].setdefault(name, {})
         for variant in (v for v in case.variants if v != "reference"):

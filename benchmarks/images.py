@@ -1,8 +1,8 @@
-"""Mask gradients from a sample of the images (`mc.Blend(images=16)`): do accuracy and wiring suffer?
+"""Do accuracy and wiring suffer if mask gradients come from a sample of the images (`mc.Blend(images=16)`)?
 
-Every recipe is trained with all images and with samples, with the same seeds. Printed are the paired differences of
-test accuracy, and how many connections of a wiring are also in that with all images and the same seed; beside it, how
-many two wirings with all images and different seeds have in common.
+Every recipe is trained with all images and with samples, with the same seeds. This prints the paired differences of
+test accuracy, and the share of connections that are also in the wiring of the same seed with all images; for
+comparison, the share that two wirings with all images and different seeds have in common.
 
     python benchmarks/images.py --data data --seeds 9 --jobs 2
     python benchmarks/images.py --show
@@ -24,7 +24,7 @@ from maskconnect.experiments.grid import seeds_of
 from maskconnect.experiments.layout import Table
 from maskconnect.training.statistics import difference_by_seed, statistic
 
-RESULT = Path(__file__).resolve().parent.parent / "docs" / "evidence" / "benchmarks" / "images.json"
+RESULT = Path(__file__).resolve().parent.parent / "research" / "evidence" / "benchmarks" / "images.json"
 RECIPES = ("quick/cifar100-strong", "discover/cifar10-quick")
 SAMPLES = {"all": "none", "16": "16", "8": "8"}
 
@@ -33,10 +33,10 @@ def main() -> None:
     """Run what is missing, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("data"))
-    parser.add_argument("--seeds", default="9", help="how many, from 0 on, or which: 4..8 (default: 9)")
-    parser.add_argument("--jobs", type=int, default=1, help="how many at the same time (default: 1)")
-    parser.add_argument("--results", type=Path, default=RESULT, help="the file in which results are, and go")
-    parser.add_argument("--show", action="store_true", help="run nothing; print the tables of what there is")
+    parser.add_argument("--seeds", default="9", help="the first N seeds, or which: 4..8 (default: 9)")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time (default: 1)")
+    parser.add_argument("--results", type=Path, default=RESULT, help="the file for results")
+    parser.add_argument("--show", action="store_true", help="run nothing; print the tables of existing results")
     args = parser.parse_args()
     found: Results = json.loads(args.results.read_text()) if args.results.is_file() else {}
     if not args.show:
@@ -62,7 +62,7 @@ def run_missing(args: argparse.Namespace, found: Results) -> None:
 
 
 def table(recipe: str, rows: dict[str, dict[str, Any]]) -> Table:
-    """One row per number of images."""
+    """Return a table with a row per number of images."""
     accuracy = {name: {int(seed): run["test"] for seed, run in runs.items()} for name, runs in rows.items()}
     lines = []
     for name, runs in rows.items():
@@ -74,7 +74,7 @@ def table(recipe: str, rows: dict[str, dict[str, Any]]) -> Table:
 
 
 def shared(whole: dict[str, Any], other: dict[str, Any]) -> float:
-    """The part of connections that two wirings have in common: of one seed, or of different seeds of one row."""
+    """Return the share of connections that two wirings have in common: of one seed, or of different seeds of a row."""
     if whole is other:
         pairs = [(a["wiring"], b["wiring"]) for a, b in combinations(whole.values(), 2)]
     else:
@@ -84,7 +84,7 @@ def shared(whole: dict[str, Any], other: dict[str, Any]) -> float:
 
 
 def connections(wiring: list[Any], target: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Every connection as the place of its target and its source."""
+    """Yield every connection as the position of its target, and its source."""
     for number, row in enumerate(wiring):
         if isinstance(row, int):
             yield target, row

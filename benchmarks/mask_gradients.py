@@ -1,8 +1,8 @@
-"""What the gradient by a mask says of its candidates early in training: how useful they are, or how large?
+"""Does the mask gradient early in training measure how useful a candidate is, or how large?
 
-`quick/cifar100` is trained with uniform masks that do not move. Printed are, for every block, the mean gradient of each
-candidate over the steps of some epochs, the mean length of what that candidate brings, and how the two are correlated;
-then the same with `credit="new"`.
+`quick/cifar100` is trained with fixed uniform masks. For every block, this prints the mean gradient of each candidate
+over the steps of some epochs, the mean norm of its contribution, and their correlation; then the same with
+`credit="new"`.
 
     python benchmarks/mask_gradients.py --data data
 """
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     for credit in ("whole", "new"):
-        print(f"credit={credit!r}: mean gradients, in thousandths, and in brackets the length of each candidate")
+        print(f"credit={credit!r}: mean gradients, in thousandths, and in brackets the norm of each candidate")
         for block, (gradient_S, length_S) in measure(credit, args.data, args.epochs, args.seed).items():
             pairs = zip(gradient_S.tolist(), length_S.tolist(), strict=True)
             found = " ".join(f"{1e3 * gradient:+.2f} ({length:.0f})" for gradient, length in pairs)
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def measure(credit: str, data: Path, epochs: int, seed: int) -> dict[int, tuple[Tensor, Tensor]]:
-    """Of every block with three candidates or more: their mean gradients, and mean lengths."""
+    """Return mean gradients and mean norms of the candidates, for every block with at least three."""
     recipe, options = load("quick/cifar100"), Options(device="cpu", threads=1, data=data)
     prepare(options)
     batches = images.prepare(recipe, options, torch.device("cpu")).train

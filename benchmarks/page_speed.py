@@ -1,9 +1,9 @@
-"""How long a step of the page's slider takes, from the key to the next picture, in a real Chromium.
+"""Time a step of the page's slider, from the key press to the next frame, in a real Chromium.
 
     python benchmarks/page_speed.py        prints a table, writes benchmarks/page_speed.json
 
-The browser itself measures (Event Timing), in steps of 8 ms; what takes less than 16 ms counts as 16. Runs are made up:
-networks at the limits of what the page must show smoothly, in which most connections change at every step.
+The browser measures (Event Timing), in units of 8 ms; less than 16 ms counts as 16. The runs are synthetic: the largest
+networks that the page must show smoothly, with most connections changing at every step.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ STEPS = 25
 
 
 def slider_steps(page: Page, count: int = STEPS) -> list[float]:
-    """Press the arrow key of the slider so often; returns the milliseconds of every step that changed the picture."""
+    """Press the arrow key of the slider `count` times; return the milliseconds of steps that changed the picture."""
     slider, drawing = page.locator("input[type=range]"), page.locator(".wiring")
     slider.fill("0")
     slider.focus()
@@ -53,9 +53,9 @@ def slider_steps(page: Page, count: int = STEPS) -> list[float]:
         page.evaluate("window.steps.length = 0")
         page.keyboard.press("ArrowRight")
         page.wait_for_timeout(250)  # so that no step waits for the one before
-        told: list[float] = page.evaluate("window.steps")
+        durations: list[float] = page.evaluate("window.steps")
         if drawing.get_attribute("data-frame") != before:
-            found.append(told[0] if told else 16.0)
+            found.append(durations[0] if durations else 16.0)
     return sorted(found)
 
 

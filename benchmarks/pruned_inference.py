@@ -1,8 +1,8 @@
-"""How fast pruned networks are: K=1 ResNeXt {29,8,8} and learned K=10 ResNet-38 beside plain networks.
+"""Time pruned networks relative to plain ones: K=1 ResNeXt {29,8,8} and learned K=10 ResNet-38.
 
-Two plain networks are timed. One is written by hand with torch alone (bench/plain.py, ResNeXt as it was published) and
-folded by torch's own `fuse`; the other is ours with fixed connectivity, pruned, folded and merged like the pruned ones,
-which is faster. Ratios are medians over interleaved rounds in one process, below 1 where the pruned network is faster.
+There are two plain networks. One is written in PyTorch alone (bench/plain.py, ResNeXt as published) and folded by
+torch's `fuse`; the other, which is faster, is ours with fixed connectivity, pruned, folded and merged like the pruned
+ones. Ratios are medians over interleaved rounds in one process, below 1 where the pruned network is faster.
 
     python benchmarks/pruned_inference.py                       # about ten minutes on two cores
     python benchmarks/pruned_inference.py --wirings 4 --seconds 3
@@ -31,11 +31,11 @@ BATCHES = (64, 1)
 
 
 def main() -> None:
-    """Time all, and print a line a network."""
-    parser = argparse.ArgumentParser(description="Time pruned networks beside plain ones.")
-    parser.add_argument("--wirings", type=int, default=20, help="how many random ones (default: 20)")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of timing a network and batch (default: 8)")
-    parser.add_argument("--threads", type=int, default=2, help="of the CPU (default: 2)")
+    """Time all networks, and print a line per network."""
+    parser = argparse.ArgumentParser(description="Time pruned networks relative to plain ones.")
+    parser.add_argument("--wirings", type=int, default=20, help="number of random wirings (default: 20)")
+    parser.add_argument("--seconds", type=float, default=8.0, help="time per network and batch size (default: 8)")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: 2)")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
@@ -66,18 +66,18 @@ def main() -> None:
 
 
 def slim(model: nn.Module) -> nn.Module:
-    """A frozen model pruned, folded and merged, with batch norms that have seen something."""
+    """Prune, fold and merge a frozen model, after a batch for its batch norms."""
     model(images(16))
     return mc.prune(model.eval(), images(2), fold=True).eval()
 
 
 def images(count: int) -> Tensor:
-    """Noise of the size of CIFAR."""
+    """Return noise of the size of CIFAR images."""
     return torch.randn(count, 3, 32, 32)
 
 
 def compare(networks: dict[str, nn.Module], baselines: dict[str, nn.Module], seconds: float) -> None:
-    """A line a network, and the median over all."""
+    """Print a line per network, and the median over all."""
     found: dict[tuple[int, str], list[float]] = {(batch, name): [] for batch in BATCHES for name in baselines}
     for name, network in networks.items():
         line = f"  {name:10s} {sum(p.numel() for p in network.parameters()):9,d} parameters"

@@ -1,11 +1,11 @@
-"""What it costs that several ranks train one network: steps of two ranks on this machine, in turn, in one group.
+"""Measure the cost of training one network with several ranks: steps of two ranks on this machine, timed in turn.
 
 OMP_NUM_THREADS=1 torchrun --nproc-per-node=2 benchmarks/ranks_cost.py        # two minutes
 
-alone         the part of one rank, and no word to the other
+alone         the part of one rank, without communication
 averaged      with DistributedDataParallel, as `maskconnect train` runs it: idle blocks are in the graph
-find unused   the same with find_unused_parameters=True, which looks for what is not in the graph, every step
-statistics    averaged, and the statistics of batch norms too, as local norms need it
+find unused   the same with find_unused_parameters=True, which searches the graph in every step
+statistics    averaged, and the statistics of batch norms too, as local norms require
 synced        averaged, with batch norms over both ranks
 """
 
@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import maskconnect as mc
-from maskconnect.models.synced import synchronise_norms_
+from maskconnect.models.synced import synchronize_norms_
 from maskconnect.training.norms import average_statistics_
 from maskconnect.training.ranks import averaged, join, leave
 
@@ -34,11 +34,11 @@ VARIANTS = ("alone", "averaged", "find unused", "statistics", "synced")
 
 
 def step_of(variant: str, network: nn.Module, images: int) -> Callable[[], None]:
-    """A learning step of one rank."""
+    """Return a learning step of one rank."""
     ranks = join()
     network = copy.deepcopy(network)
     if variant == "synced":
-        synchronise_norms_(network)
+        synchronize_norms_(network)
     optimizer = torch.optim.SGD(mc.param_groups(network, lr=0.01, mask_lr=0.01, weight_decay=1e-4), momentum=0.9)
     mc.attach(optimizer, network)
     forward = network
@@ -59,7 +59,7 @@ def step_of(variant: str, network: nn.Module, images: int) -> Callable[[], None]
 
 
 def measure(network: nn.Module, images: int, rounds: int) -> dict[str, float]:
-    """The median time of a step of each variant, in seconds; both ranks begin each together."""
+    """Return the median time of a step of each variant, in seconds; both ranks start each step together."""
     steps, ranks = {variant: step_of(variant, network, images) for variant in VARIANTS}, join()
     found: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
     for number in range(rounds + 1):
@@ -67,7 +67,7 @@ def measure(network: nn.Module, images: int, rounds: int) -> dict[str, float]:
             ranks.wait()
             start = time.perf_counter()
             step()
-            if number:  # the first builds what lasts
+            if number:  # the first one creates lasting state
                 found[variant].append(time.perf_counter() - start)
     return {variant: numbers.median(times) for variant, times in found.items()}
 
@@ -75,7 +75,7 @@ def measure(network: nn.Module, images: int, rounds: int) -> dict[str, float]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=int, default=32, help="of each rank, a step (default: 32)")
+    parser.add_argument("--images", type=int, default=32, help="images per rank and step (default: 32)")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--numbers", type=Path, default=HERE / "ranks_cost.json")
     args = parser.parse_args()
@@ -90,7 +90,7 @@ def main() -> None:
         found[name] = measure(network, args.images, args.rounds)
         if ranks.first:
             over = {variant: seconds / found[name]["alone"] for variant, seconds in found[name].items()}
-            print(f"{name}, {args.images} images a rank, a step alone {found[name]['alone']:.3f} s")
+            print(f"{name}, {args.images} images per rank; a step alone takes {found[name]['alone']:.3f} s")
             print("".join(f"  {variant:12s} {ratio:.2f}\n" for variant, ratio in over.items()), flush=True)
     if ranks.first:
         text = json.dumps({"ranks": ranks.count, "images": args.images, "median_seconds": found}, indent=1)

@@ -1,12 +1,12 @@
-"""How many bytes ranks send each other in a step of training; from shapes alone, on the meta device.
+"""Count the bytes that ranks send each other per training step, from shapes alone, on the meta device.
 
     python benchmarks/ranks_traffic.py             # half a minute
 
-gradients    of weights and masks, averaged over ranks by DistributedDataParallel (4 bytes a number)
-statistics   running means and variances of batch norms, averaged every step where norms are local
-synced       instead of these, what norms over all ranks send: forward two sums a channel in float64, backward two in
-             float32; the norms of a module that its branches share, once for all of them
-A ring of R ranks sends and receives 2 (R-1)/R times as much on every rank.
+gradients    of weights and masks, averaged over ranks by DistributedDataParallel (4 bytes each)
+statistics   running means and variances of batch norms, averaged every step if norms are local
+synced       instead of these, the data of norms over all ranks: two sums per channel in float64 in the forward pass,
+             two in float32 in the backward pass; a norm that branches share counts once
+In a ring of R ranks, every rank sends and receives 2 (R-1)/R times as much.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RECIPES = (
 def main() -> None:
     """Count and print."""
     found = {}
-    print(f"{'MB a step':36s} {'gradients':>9s} {'statistics':>10s} {'synced':>7s} {'norms':>6s}")
+    print(f"{'MB per step':36s} {'gradients':>9s} {'statistics':>10s} {'synced':>7s} {'norms':>6s}")
     for name in RECIPES:
         recipe = load(f"paper/{name}")
         classes = 1000 if recipe.data.name == "imagenet" else 100

@@ -1,22 +1,21 @@
-"""Which blocks can a trained network lose? The tables of docs/budget.md.
+"""Which blocks can a trained network lose? The tables of research/budget.md.
 
 A ResNet and a ViT of 12 blocks are trained on 16x16 images of CIFAR-10. Each is then cut to a part of its parameters
-(--keep) and fine-tuned for the same number of steps, whichever way its blocks are chosen:
+(--keep) and fine-tuned for the same number of steps. The blocks are chosen in several ways:
 
     learned   mc.Blend(steps=N, keep=...) learns for the first half of the steps, then the wiring is frozen
     random    random blocks are dropped, then fine-tuning
     even      evenly spaced blocks
     alike     the blocks whose input and output are most alike (cosine similarity, as in ShortGPT)
     scratch   the network that `even` keeps, trained from random weights for all steps: training and fine-tuning
-    again     a control with more steps: the blocks that `learned` has found are kept from the start
+    again     a control with more steps: the blocks that `learned` found are kept from the start
 
-A block that changes the shape stays in all ways but `learned`, which may drop any. Every finished run is a line of
-runs-NETWORK.jsonl in --folder, and what is there is not run again. --collect writes all of them to
-benchmarks/remove_blocks.json, and --show prints the tables of that.
+Only `learned` may drop a block that changes the shape. Every finished run is a line of runs-NETWORK.jsonl in --folder,
+and is not repeated. --collect writes all of them to benchmarks/remove_blocks.json, and --show prints its tables.
 
     OMP_NUM_THREADS=1 python benchmarks/remove_blocks.py resnet --data data --folder runs/remove_blocks
     python benchmarks/remove_blocks.py --folder runs/remove_blocks --collect
-    python benchmarks/remove_blocks.py --show --figure docs/images/budget.png
+    python benchmarks/remove_blocks.py --show --figure research/images/budget.png
 """
 
 from __future__ import annotations
@@ -51,10 +50,10 @@ METHODS = ("learned", "random", "even", "alike", "scratch", "again")
 KEEPS = (0.8, 0.55, 0.3)
 TRAIN, VALIDATION, BATCH = 10_000, 4_000, 64
 EPOCHS, FINE_EPOCHS = 8, 3  # of training, and of fine-tuning
-LR = {"resnet": 3e-3, "vit": 2e-3}  # AdamW, with warm-up and then down to 0 in a straight line
+LR = {"resnet": 3e-3, "vit": 2e-3}  # AdamW, with warm-up and then linear decay to 0
 FINE_LR = {"resnet": 1.5e-3, "vit": 1e-3}
 WEIGHT_DECAY = 0.05
-LEARNING = 0.5  # the part of fine-tuning in which masks learn
+LEARNING = 0.5  # the share of fine-tuning in which masks learn
 MASK_LR = 0.01
 
 
@@ -62,13 +61,13 @@ Runs = list[dict[str, Any]]
 
 
 def removable(parts: Sequence[nn.Module]) -> list[int]:
-    """The blocks whose output has the shape of their input."""
+    """Return the blocks whose output has the shape of their input."""
     inner = range(1, len(parts) - 1)
     return [k for k in inner if isinstance(getattr(parts[k], "shortcut", nn.Identity()), nn.Identity)]
 
 
 def sizes_of(parts: Sequence[nn.Module]) -> list[int]:
-    """The parameters of each part."""
+    """Return the number of parameters of each part."""
     return [sum(p.numel() for p in part.parameters()) for part in parts]
 
 
@@ -81,7 +80,7 @@ class Data:
     test: tuple[Tensor, Tensor]
 
     def batches(self, epochs: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches in a seeded order; each is flipped with even odds, and shifted by up to two pixels."""
+        """Yield batches in a seeded order; flip images with probability 1/2, and shift batches by up to two pixels."""
         images, labels = self.train
         chance = torch.Generator().manual_seed(seed)
         for _ in range(epochs):
@@ -96,7 +95,7 @@ class Data:
 
 
 def read_data(root: Path) -> Data:
-    """CIFAR-10 at half its size; the training images that validate are none of those that train."""
+    """Load CIFAR-10 at half its size; validation images are not used for training."""
     found = load("cifar10", root, validation=VALIDATION)
     assert isinstance(found.train, Arrays)
     assert isinstance(found.test, Arrays)
@@ -111,12 +110,12 @@ def read_data(root: Path) -> Data:
 
 
 def steps_of(epochs: int) -> int:
-    """Optimizer steps in this many epochs."""
+    """Return the number of optimizer steps."""
     return epochs * math.ceil(TRAIN / BATCH)
 
 
 def train(model: nn.Module, data: Data, epochs: int, lr: float, seed: int, how: mc.Blend | None = None) -> None:
-    """AdamW; the rate warms up over a tenth of the steps and then goes down to 0 in a straight line.
+    """Train with AdamW; the learning rate warms up over a tenth of the steps, then decays linearly to 0.
 
     If masks learn, they are frozen after `how.steps`.
     """
@@ -135,7 +134,7 @@ def train(model: nn.Module, data: Data, epochs: int, lr: float, seed: int, how: 
 
 @torch.no_grad()
 def accuracy(model: nn.Module, part: tuple[Tensor, Tensor]) -> float:
-    """In percent."""
+    """Return the accuracy in percent."""
     model.eval()
     images, labels = part
     found = torch.cat([model(images[start : start + 500]).argmax(dim=1) for start in range(0, len(images), 500)])
@@ -143,7 +142,7 @@ def accuracy(model: nn.Module, part: tuple[Tensor, Tensor]) -> float:
 
 
 def trained(network: str, seed: int, data: Data, folder: Path) -> list[nn.Module]:
-    """The parts of the trained network, from its file if it is there."""
+    """Return the parts of the trained network, from its file if it exists."""
     torch.manual_seed(seed)
     parts, place = parts_of(network), folder / f"{network}-{seed}.pt"
     model = nn.Sequential(*parts)
@@ -156,7 +155,7 @@ def trained(network: str, seed: int, data: Data, folder: Path) -> list[nn.Module
 
 
 def dropped(parts: Sequence[nn.Module], order: Sequence[int], keep: float) -> set[int]:
-    """Drop blocks in this order until the rest is within the budget; one that is not needed for that stays."""
+    """Drop blocks in this order until the rest is within the budget, then restore those that fit."""
     sizes = sizes_of(parts)
     most, out = keep * sum(sizes), set[int]()
 
@@ -175,7 +174,7 @@ def dropped(parts: Sequence[nn.Module], order: Sequence[int], keep: float) -> se
 
 @torch.no_grad()
 def most_alike(parts: Sequence[nn.Module], blocks: Sequence[int], data: Data) -> list[int]:
-    """Blocks by the cosine similarity of their input and output on 1,000 training images, the most similar first."""
+    """Sort blocks by the cosine similarity of input and output on 1,000 training images, the most similar first."""
     x, alike = data.train[0][:1000], {}
     for k, part in enumerate(parts):
         y = part.eval()(x)
@@ -186,7 +185,7 @@ def most_alike(parts: Sequence[nn.Module], blocks: Sequence[int], data: Data) ->
 
 
 def evenly_dropped(parts: Sequence[nn.Module], keep: float) -> set[int]:
-    """As few evenly spaced blocks as bring the rest within the budget."""
+    """Return the smallest set of evenly spaced blocks without which the rest is within the budget."""
     blocks, sizes = removable(parts), sizes_of(parts)
     for count in range(1, len(blocks)):
         out = {blocks[int((i + 0.5) * len(blocks) / count)] for i in range(count)}
@@ -196,7 +195,7 @@ def evenly_dropped(parts: Sequence[nn.Module], keep: float) -> set[int]:
 
 
 def chosen(method: str, parts: Sequence[nn.Module], keep: float, seed: int, data: Data, learned: Runs) -> list[int]:
-    """The parts that stay, where they are chosen before fine-tuning."""
+    """Return the parts that stay, for methods that choose them before fine-tuning."""
     blocks = removable(parts)
     if method == "random":
         out = dropped(parts, random.Random(seed).sample(blocks, len(blocks)), keep)
@@ -240,7 +239,7 @@ def run(network: str, method: str, keep: float, seed: int, data: Data, folder: P
 
 
 def path(wiring: Sequence[Any]) -> list[int]:
-    """The parts that reach the output where each reads one other: from the last back to the first."""
+    """Return the parts that reach the output if each reads one other: from the last back to the first."""
     kept = [len(wiring) - 1]
     while wiring[kept[0]]:
         kept.insert(0, wiring[kept[0]][0])
@@ -248,17 +247,17 @@ def path(wiring: Sequence[Any]) -> list[int]:
 
 
 def runs_of(runs: Runs, network: str, method: str, keep: float) -> Runs:
-    """The runs of one row of a table."""
+    """Return the runs of one row of a table."""
     return [r for r in runs if (r["network"], r["method"], r["keep"]) == (network, method, keep)]
 
 
 def scores_of(runs: Runs, network: str, method: str, keep: float) -> dict[int, float]:
-    """Test accuracies by seed."""
+    """Return test accuracies by seed."""
     return {r["seed"]: r["test"] for r in runs_of(runs, network, method, keep)}
 
 
 def table(runs: Runs, network: str) -> Table:
-    """Test accuracy of each way at each budget, and by how much `learned` is better, seed by seed."""
+    """Return the test accuracy of each method at each budget, and by how much `learned` is better, paired by seed."""
     lines: list[tuple[str, ...]] = []
     for keep in (*KEEPS, None):
         scores = {method: mean_scores(runs, network, method, keep) for method in METHODS}
@@ -276,14 +275,14 @@ def table(runs: Runs, network: str) -> Table:
 
 
 def mean_scores(runs: Runs, network: str, method: str, keep: float | None) -> dict[int, float]:
-    """Test accuracies by seed; without `keep`, the means over all budgets."""
+    """Return test accuracies by seed; without `keep`, the means over all budgets."""
     by_keep = [scores_of(runs, network, method, each) for each in (KEEPS if keep is None else (keep,))]
     seeds = set.intersection(*map(set, by_keep))
     return {seed: fmean(scores[seed] for scores in by_keep) for seed in sorted(seeds)}
 
 
 def draw(runs: Runs, place: Path) -> None:
-    """Mean test accuracy against the part of the parameters that is left, a line per way to choose blocks."""
+    """Draw mean test accuracy against the share of parameters left, with a line per method."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3.6), layout="constrained")
@@ -301,7 +300,7 @@ def draw(runs: Runs, place: Path) -> None:
 
 
 def read_runs(folder: Path) -> Runs:
-    """All runs that have finished, and the trained networks."""
+    """Read all finished runs, and the scores of trained networks."""
     runs: Runs = []
     for place in sorted(folder.glob("runs-*.jsonl")):
         runs += [json.loads(line) for line in place.read_text().splitlines()]
@@ -313,15 +312,17 @@ def read_runs(folder: Path) -> Runs:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run what is missing; or collect results and print the tables."""
+    """Run what is missing, or collect results and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("networks", nargs="*", default=NETWORKS, help="resnet, vit (default: both)")
-    parser.add_argument("--data", type=Path, default=Path("data"), help="where CIFAR-10 is")
-    parser.add_argument("--folder", type=Path, default=Path("runs/remove_blocks"), help="where runs and weights go")
+    parser.add_argument("--data", type=Path, default=Path("data"), help="the folder of CIFAR-10 (default: data)")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("runs/remove_blocks"), help="the folder for runs and weights"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--keep", type=float, nargs="+", default=KEEPS)
-    parser.add_argument("--collect", action="store_true", help=f"run nothing; write what there is to {RESULTS.name}")
+    parser.add_argument("--collect", action="store_true", help=f"run nothing; write existing results to {RESULTS.name}")
     parser.add_argument("--figure", type=Path, help=f"run nothing; draw {RESULTS.name} to this place")
     parser.add_argument("--show", action="store_true", help=f"run nothing; print the tables of {RESULTS.name}")
     args = parser.parse_args(argv)
@@ -342,7 +343,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def run_missing(network: str, args: argparse.Namespace, data: Data) -> None:
-    """Run all of a network that is not in its file yet."""
+    """Run everything for a network that is not yet in its file."""
     place = args.folder / f"runs-{network}.jsonl"
     for seed, keep, method in product(args.seeds, args.keep, args.methods):
         runs = [json.loads(line) for line in place.read_text().splitlines()] if place.is_file() else []

@@ -24,7 +24,7 @@ class BasicBlock(nn.Module):
             self.shortcut = nn.Sequential(nn.Conv2d(width, width, 1, stride, bias=False), nn.BatchNorm2d(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The sum of both, through a ReLU."""
+        """Return the ReLU of their sum."""
         return F.relu(self.shortcut(x) + self.body(x))
 
 
@@ -39,7 +39,7 @@ class Attention(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Attention, then the MLP."""
+        """Apply attention, then the MLP."""
         batch, tokens, width = x.shape
         qkv = self.qkv(self.norm1(x)).view(batch, tokens, 3, self.heads, width // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
@@ -58,7 +58,7 @@ class Patches(nn.Module):
         self.place = nn.Parameter(torch.randn(1, 16, width) * 0.02)
 
     def forward(self, x: Tensor) -> Tensor:
-        """N x 16 x width."""
+        """Return tokens, N x 16 x width."""
         tokens: Tensor = self.project(x).flatten(2).transpose(1, 2) + self.place
         return tokens
 
@@ -67,12 +67,12 @@ class TokenMean(nn.Module):
     """The mean over all tokens."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """N x width."""
+        """Return the mean, N x width."""
         return x.mean(dim=1)
 
 
 def parts_of(network: str) -> list[nn.Module]:
-    """The network as a list that runs from first to last: a stem, 12 blocks, a classifier."""
+    """Return the network as a list that runs from first to last: a stem, 12 blocks, a classifier."""
     if network == "vit":
         blocks: list[nn.Module] = [Attention(48, 4) for _ in range(12)]
         return [Patches(48), *blocks, nn.Sequential(nn.LayerNorm(48), TokenMean(), nn.Linear(48, 10))]

@@ -1,7 +1,7 @@
-"""What a trained network loses when it is rewired, by where its masks start: the table in docs/log.md.
+"""Accuracy of a trained network after rewiring, by initial masks: the table in research/log.md.
 
-A ResNet-20 is trained on scikit-learn's digits, then rewired with fan-in K. Shown: accuracy with the top-K at once; the
-loss over 40 draws, before anything is learned; accuracy after three more epochs, masks learned and then frozen.
+A ResNet-20 is trained on scikit-learn's digits, then rewired with fan-in K. The table has the accuracy with the top-K
+at once; the loss over 40 draws before learning; the accuracy after three more epochs, with masks learned, then frozen.
 
 python benchmarks/rewire_start.py --seeds 4
 """
@@ -26,7 +26,7 @@ STARTS: tuple[str | float, ...] = ("uniform", 0.5, 0.1, 0.01)
 
 
 def data() -> tuple[Tensor, Tensor]:
-    """Images, scaled, and labels, in an order of their own."""
+    """Return scaled images and labels, shuffled."""
     digits = load_digits()
     order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))
     images = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 8 - 1
@@ -36,7 +36,7 @@ def data() -> tuple[Tensor, Tensor]:
 def train(
     model: nn.Module, x: Tensor, y: Tensor, epochs: int, lr: float, seed: int, how: Learning | None = None
 ) -> None:
-    """Plain SGD in batches of 32; masks, if there are any, learn as `how` says."""
+    """Train with SGD in batches of 32; masks, if there are any, learn as `how` says."""
     optimizer = torch.optim.SGD(mc.param_groups(model.train(), lr=lr, mask_lr=0.03, weight_decay=1e-4), momentum=0.9)
     if masks_of(model):
         mc.attach(optimizer, model, how)
@@ -51,14 +51,14 @@ def train(
 
 @torch.no_grad()
 def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
-    """In percent, in eval mode."""
+    """Return the accuracy in percent, in eval mode."""
     scores: Tensor = model.eval()(x)
     return 100 * (scores.argmax(1) == y).float().mean().item()
 
 
 @torch.no_grad()
 def drawn_loss(model: nn.Module, x: Tensor, y: Tensor) -> float:
-    """The mean loss over 40 draws; every other part of the network is in eval mode."""
+    """Return the mean loss over 40 draws, with the rest of the network in eval mode."""
     model.eval()
     for part in model.modules():
         part.training = isinstance(part, mc.MaskedStack)
@@ -66,9 +66,9 @@ def drawn_loss(model: nn.Module, x: Tensor, y: Tensor) -> float:
 
 
 def main() -> None:
-    """Print a Markdown table, a row as soon as it is known."""
+    """Print a Markdown table, each row as soon as it is known."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=4, help="how many networks, from seed 0 on (default 4)")
+    parser.add_argument("--seeds", type=int, default=4, help="number of networks, from seed 0 (default: 4)")
     seeds = range(parser.parse_args().seeds)
     torch.set_num_threads(1)
     images, labels = data()

@@ -1,6 +1,6 @@
-"""How soon commands answer: `maskconnect --help`, and the first training step of digits; and whether data keep up.
+"""Time `maskconnect --help`, the first training step of digits, and how long training waits for data.
 
-Each command is a process of its own, timed from its start.
+Each command is a separate process, timed from its start.
 
     python benchmarks/startup.py                         # under a minute
     python benchmarks/startup.py quick/cifar10 --data ~/cifar
@@ -21,14 +21,14 @@ COMMAND = [sys.executable, "-m", "maskconnect"]
 
 
 def help_seconds() -> float:
-    """From the start of the process to its end."""
+    """Return the time from the start of the process to its end."""
     started = time.perf_counter()
     subprocess.run([*COMMAND, "--help"], check=True, capture_output=True)
     return time.perf_counter() - started
 
 
 def train(folder: Path, recipe: str, *options: str) -> tuple[float, list[float]]:
-    """Seconds to the first line of metrics, which is that of the first step; and what share of time data took, in %."""
+    """Return the seconds to the first line of metrics (that of the first step), and the share of time for data in %."""
     words = [*COMMAND, "train", recipe, "--out", str(folder), "--log-every", "1", *options]
     started, first = time.perf_counter(), float("nan")
     metrics = folder / "metrics.jsonl"
@@ -44,11 +44,11 @@ def train(folder: Path, recipe: str, *options: str) -> tuple[float, list[float]]
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", nargs="?", default="quick/digits", help="what to train (default: quick/digits)")
-    parser.add_argument("--data", help="the folder of its data set")
-    parser.add_argument("--runs", type=int, default=3, help="(default: 3)")
+    parser.add_argument("--data", help="the folder of the data set")
+    parser.add_argument("--runs", type=int, default=3, help="number of runs (default: 3)")
     args = parser.parse_args()
     print(f"maskconnect --help: {statistics.median(help_seconds() for _ in range(7)):.2f} s, median of 7")
     options = [f"--set=phase.{name}.epochs=1" for name in ("learn", "freeze", "fine", "finer")]

@@ -1,9 +1,9 @@
-"""Does learning help where branches are *not* alike? The section "Where sources differ" of docs/evidence.md.
+"""Does learning help if branches differ? The section "Where sources differ" of research/evidence.md.
 
-Three layers of eight branches that do eight different things to an image (convolutions of several kinds, pooling,
-nothing at all), a reader at the end, each reading K=2 of the layer before; the images, batches and schedule of
-`quick/cifar100`, or `quick/cifar10`, with half its epochs. A run takes about a minute. Every finished one is written at
-once to docs/evidence/benchmarks, and what is there is not run again; at the end the tables are printed.
+Three layers of eight different branches (convolutions of several kinds, pooling, identity) and a reader at the end, all
+reading K=2 branches of the layer before; the images, batches and schedule of `quick/cifar100` or `quick/cifar10`, with
+half the epochs. A run takes about a minute. Every result is written at once to research/evidence/benchmarks; finished
+runs are not repeated. At the end the tables are printed.
 
     python benchmarks/unequal_branches.py --data data --seeds 9 --jobs 2
     python benchmarks/unequal_branches.py cifar10 --data data --rows Fixed paper 'direction, blend$'
@@ -41,7 +41,7 @@ from maskconnect.training.options import Options, prepare
 from maskconnect.training.predictions import predict
 from maskconnect.training.statistics import difference_by_seed, statistic
 
-RESULTS = Path(__file__).resolve().parent.parent / "docs" / "evidence" / "benchmarks"
+RESULTS = Path(__file__).resolve().parent.parent / "research" / "evidence" / "benchmarks"
 WIDTH, LAYERS, FAN_IN = 32, 3, 2
 RATES = (0.1, 0.1, 0.01, 0.001)  # of the phases: learn, freeze, fine, finer
 NAMES = ("3x3", "3x3 dilated", "1x1", "depthwise", "average", "maximum", "as it is", "mean of all")
@@ -67,7 +67,7 @@ ROWS: dict[str, dict[str, Any]] = {
 
 
 Results = dict[str, dict[str, Any]]
-"""What came of each seed of each row."""
+"""The result of each seed of each row."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -75,16 +75,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("images", nargs="?", choices=("cifar100", "cifar10"), default="cifar100")
     parser.add_argument("--data", type=Path, default=Path("data"))
-    parser.add_argument(
-        "--seeds", metavar="N", help="how many, from 0 on, or which: 4..8 (default: 9; with --show, all that there are)"
-    )
-    parser.add_argument(
-        "--rows", nargs="+", default=[""], help="regular expressions of rows to run or show (default: all)"
-    )
-    parser.add_argument("--jobs", type=int, default=1, help="how many at the same time (default 1)")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder in which results are, and go")
-    parser.add_argument("--show", choices=TABLES, help="run nothing; print this table of what there is")
-    parser.add_argument("--figure", type=Path, help="with --show: also draw differences from Fixed-Full, to this place")
+    parser.add_argument("--seeds", metavar="N", help="the first N seeds, or which: 4..8 (default: 9; with --show, all)")
+    parser.add_argument("--rows", nargs="+", default=[""], help="regular expressions that select rows (default: all)")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time (default: 1)")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder for results")
+    parser.add_argument("--show", choices=TABLES, help="run nothing; print this table of existing results")
+    parser.add_argument("--figure", type=Path, help="with --show: also draw differences from Fixed-Full to this file")
     args = parser.parse_args(argv)
     place = args.results / f"unequal_branches-{args.images}.json"
     found: Results = json.loads(place.read_text()) if place.is_file() else {}
@@ -118,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def branch(name: str) -> nn.Module:
-    """One of the eight, with a batch norm and a ReLU behind it."""
+    """Return one of the eight branches, with a batch norm and a ReLU."""
     conv = partial(nn.Conv2d, WIDTH, WIDTH, bias=False)
     what: dict[str, nn.Module] = {
         "3x3": conv(3, padding=1),
@@ -134,15 +130,15 @@ def branch(name: str) -> nn.Module:
 
 
 class MeanOfAll(nn.Module):
-    """Every pixel becomes the mean of the image."""
+    """Replaces every pixel with the mean of the image."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """The same size as before."""
+        """Return the means, in the shape of x."""
         return x.mean(dim=(2, 3), keepdim=True).expand_as(x)
 
 
 def network(classes: int, seed: int, **options: Any) -> nn.Sequential:
-    """A stem, the layers, and a reader."""
+    """Return a stem, the layers, and a reader."""
     torch.manual_seed(seed)
     stem = nn.Sequential(nn.Conv2d(3, WIDTH, 3, padding=1, bias=False), nn.BatchNorm2d(WIDTH), nn.ReLU())
     reader = nn.Sequential(branch("3x3"), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(WIDTH, classes))
@@ -156,25 +152,25 @@ class Plan:
     """How a row is trained."""
 
     connectivity: str | list[Any] = "learned"
-    again: str | None = None  # the row whose wiring, of the same seed, is trained from scratch
+    again: str | None = None  # the row whose wiring of the same seed is trained from scratch
     credit: str = "whole"
     mask_lr: float = 0.0
     gradient: str = "plain"
     cooled: bool = False
     blend: bool = False
     uniform_floor: float = 0.0
-    held: int = 0  # for how many epochs masks stay as they are first, and the temperature too
+    held: int = 0  # the number of epochs for which masks and temperature stay fixed at first
     epochs: tuple[int, ...] = (4, 4, 1, 1)
 
     def how(self, steps: int) -> Learning:
-        """How masks learn for this number of steps."""
+        """Return how masks learn over this number of steps."""
         if self.blend:
             return mc.Blend(steps=steps, gradient=self.gradient, credit=self.credit, uniform_floor=self.uniform_floor)
         return mc.Draw(steps=steps if self.cooled else None, gradient=self.gradient, credit=self.credit)
 
 
 def planned(row: str, seed: int, found: Results) -> Plan | None:
-    """How a row is trained; None where the wiring that it takes over is not known yet."""
+    """Return how a row is trained; None if the wiring that it reuses is not known yet."""
     plan = Plan(**ROWS[row])
     if plan.again is None:
         return plan
@@ -183,7 +179,7 @@ def planned(row: str, seed: int, found: Results) -> Plan | None:
 
 
 def train(name: str, plan: Plan, seed: int, data: Path) -> dict[str, Any]:
-    """Train one network on the images and at the rates of a recipe; what came of it."""
+    """Train one network on the images and at the rates of a recipe; return the result."""
     recipe, how = load(name, [f"seed={seed}"]), Options(device="cpu", threads=1, data=data)
     machine = prepare(how)
     given = images.prepare(recipe, how, torch.device("cpu"))
@@ -213,7 +209,7 @@ def train(name: str, plan: Plan, seed: int, data: Path) -> dict[str, Any]:
 
 
 def accuracies(found: Results) -> Table:
-    """Accuracies, and points of test accuracy over each of the fixed rules and the paper's way, with intervals."""
+    """Return accuracies, and differences from each fixed rule and from the paper's method, with intervals."""
     rows, lines = list(filter(found.get, ROWS)), []
     others = [row for row in rows if row.startswith("Fixed") or row.endswith("in the paper")]
     for row in rows:
@@ -225,17 +221,17 @@ def accuracies(found: Results) -> Table:
 
 
 def over(found: Results, row: str, other: str) -> str:
-    """By how much a row is better, seed by seed."""
+    """Return by how much a row is better, paired by seed."""
     return difference_by_seed(by_seed(found, row, "test"), by_seed(found, other, "test")).text()
 
 
 def by_seed(found: Results, row: str, part: str) -> dict[int, float]:
-    """The accuracies of a row."""
+    """Return the accuracies of a row by seed."""
     return {int(seed): run[part] for seed, run in found.get(row, {}).items()}
 
 
 def readers(found: Results) -> Table:
-    """How many of the layer behind read a branch of each kind, on average over layers and seeds."""
+    """Return how many branches of the next layer read each kind, averaged over layers and seeds."""
     lines = []
     for row in filter(found.get, ROWS):
         read = [k for run in found[row].values() for layer in run["wiring"] for reads in layer for k in reads]
@@ -244,14 +240,14 @@ def readers(found: Results) -> Table:
 
 
 def luck(found: Results) -> Table:
-    """How good the best of several random wirings is: that which validation images pick, on the test images."""
+    """Return the test accuracy of the best of several random wirings, chosen on validation images."""
     runs = [(run["validation"], run["test"]) for run in found["Fixed-Random, K=2"].values()]
     counts = range(1, min(6, len(runs)) + 1)
     means = [fmean(max(some)[1] for some in combinations(runs, count)) for count in counts]
     learned = statistic(list(by_seed(found, "Learned, K=2, new, direction, blend", "test").values()))
     head = ("random wirings that are trained", *map(str, counts), "one learned")
     rows = (("test accuracy of the best, %", *(f"{mean:.2f}" for mean in means), f"{learned.mean:.2f}"),)
-    notes = (f"The mean over all ways to take so many of {len(runs)} seeds.",)
+    notes = (f"The mean over all ways to choose this number of the {len(runs)} seeds.",)
     return Table("The best of several random wirings", head, rows, notes)
 
 

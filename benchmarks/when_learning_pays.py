@@ -1,15 +1,15 @@
-"""Does learning pay over wiring at random? By how many candidates there are, and how unlike they are: docs/when.md.
+"""Does learning beat random wiring? By the number of candidates, and by how different they are: research/when.md.
 
-S sources look at a digit of scikit-learn (8x8 pixels), and one reader, or four, read K=2 of them each, joined by the
-mean; the output is the mean of the readers. Sources are of one of four kinds:
+S sources see a digit of scikit-learn (8x8 pixels). One or four readers each read the mean of K=2 sources; the output
+is the mean of the readers. Sources are of one of four kinds:
 
-    equal          each sees the whole image; they differ in their initial weights only
-    noisy copies   each sees the whole image with noise of its own, of a strength of its own (0 to 2 deviations)
-    patches        each sees 3x3 pixels, at a place of its own
-    unlike         each sees a window of its own, from a pixel to the whole image
+    equal          each sees the whole image; they differ only in their initial weights
+    noisy copies   each sees the whole image with its own noise, of its own strength (0 to 2 deviations)
+    patches        each sees 3x3 pixels at its own position
+    unlike         each sees its own window, from a pixel to the whole image
 
-A run takes 200 steps, about a second on one core. Every finished one is written at once to docs/evidence/benchmarks,
-and runs that are there are not repeated; at the end a table is printed.
+A run takes 200 steps, about a second on one core. Every result is written to research/evidence/benchmarks; finished
+runs are not repeated. At the end a table is printed.
 
     python benchmarks/when_learning_pays.py --seeds 20
     python benchmarks/when_learning_pays.py --seeds 100..104 --wirings learned --rates 0.01 0.03 0.1
@@ -35,39 +35,39 @@ import maskconnect as mc
 from maskconnect.errors import need
 from maskconnect.experiments.grid import seeds_of
 from maskconnect.experiments.layout import Table
-from maskconnect.report.figures import COLOURS, FAINT, SOFT, STYLE, save
+from maskconnect.report.figures import COLORS, FAINT, SOFT, STYLE, save
 from maskconnect.training.files import write_atomically
 from maskconnect.training.statistics import Difference, difference_by_seed, statistic
 
-RESULTS = Path(__file__).resolve().parent.parent / "docs" / "evidence" / "benchmarks"
+RESULTS = Path(__file__).resolve().parent.parent / "research" / "evidence" / "benchmarks"
 READERS, CANDIDATES, KINDS = (1, 4), (4, 8, 16, 64), ("equal", "noisy copies", "patches", "unlike")
 WIRINGS = ("random", "learned", "full")
 RATE = 0.03
-"""Of the masks, as we recommend it; on validation images a third and three times it do as well (`--show rates`)."""
+"""The recommended rate of the masks; a third of it and three times it do as well on validation (`--show rates`)."""
 SIDE, PATCH, FAN_IN, WIDTH, MOST_NOISE = 8, 3, 2, 16, 2.0
 LEARN, REST, LAST, LR, BATCH = 100, 100, 40, 0.1, 64
-"""Steps with learned masks and with frozen ones; the last of them at a tenth of the learning rate."""
+"""Steps with learned masks and with frozen ones; the last steps have a tenth of the learning rate."""
 TRAIN, VALIDATION = 797, 300  # images; the other 700 are for testing
 
 TITLE = "Learning pays among noisy copies and unlike sources, not among equal ones or patches"
 
 Results = dict[str, dict[str, dict[str, Any]]]
-"""What came of each seed of each case, by the name of the case."""
+"""The result of each seed of each case, by the name of the case."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What is trained."""
+    """One network to train."""
 
     readers: int
     kind: str
     candidates: int
     wiring: str
-    rate: float | None = None  # of the masks, where they are learned
+    rate: float | None = None  # of the masks, if they are learned
 
     @property
     def name(self) -> str:
-        """As results are kept under it."""
+        """The key of its results."""
         rate = "" if self.rate is None else f" at rate {self.rate:g}"
         return f"{self.kind}, S={self.candidates}, readers={self.readers}, {self.wiring}{rate}"
 
@@ -75,15 +75,15 @@ class Case:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run what is missing, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", default="20", metavar="N", help="how many, from 0 on, or which: 4..8 (default: 20)")
-    parser.add_argument("--readers", type=int, nargs="+", default=READERS, help="how many targets (default: 1 and 4)")
+    parser.add_argument("--seeds", default="20", metavar="N", help="the first N seeds, or which: 4..8 (default: 20)")
+    parser.add_argument("--readers", type=int, nargs="+", default=READERS, help="number of readers (default: 1 and 4)")
     parser.add_argument("--candidates", type=int, nargs="+", default=CANDIDATES, help="S (default: 4 8 16 64)")
     parser.add_argument("--wirings", nargs="+", choices=WIRINGS, default=WIRINGS, help="default: all")
-    parser.add_argument("--rates", type=float, nargs="+", default=[RATE], help=f"of the masks (default: {RATE})")
-    parser.add_argument("--jobs", type=int, default=1, help="how many at the same time (default: 1)")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder in which results are, and go")
-    parser.add_argument("--show", choices=TABLES, help="run nothing; print this table of what there is")
-    parser.add_argument("--figure", type=Path, help="with --show: also draw learned over random, to this place")
+    parser.add_argument("--rates", type=float, nargs="+", default=[RATE], help=f"mask learning rates (default: {RATE})")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time (default: 1)")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder for results")
+    parser.add_argument("--show", choices=TABLES, help="run nothing; print this table of existing results")
+    parser.add_argument("--figure", type=Path, help="with --show: also draw learned over random to this file")
     args = parser.parse_args(argv)
     place = args.results / "when_learning_pays.json"
     found: Results = json.loads(place.read_text()) if place.is_file() else {}
@@ -109,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def cases(
     readers: Sequence[int], candidates: Sequence[int], wirings: Sequence[str], rates: Sequence[float]
 ) -> list[Case]:
-    """All combinations; only learned wiring has a rate."""
+    """Return all combinations; only learned wiring has a rate."""
     return [
         Case(readers=count, kind=kind, candidates=size, wiring=wiring, rate=rate)
         for count, kind, size, wiring in product(readers, KINDS, candidates, wirings)
@@ -118,7 +118,7 @@ def cases(
 
 
 class View(nn.Module):
-    """What one source sees of the images: a window of them, with noise."""
+    """The view of one source: a window of the images, with noise."""
 
     def __init__(self, kind: str, generator: torch.Generator) -> None:
         super().__init__()
@@ -134,24 +134,26 @@ class View(nn.Module):
         self.noise = MOST_NOISE * strength if kind == "noisy copies" else 0.0
 
     def forward(self, x: Tensor) -> Tensor:
-        """The pixels of every image in a row."""
+        """Return the pixels of every image in a row."""
         seen = x[:, self.rows, self.columns].flatten(1)
         return seen + self.noise * torch.randn_like(seen) if self.noise else seen
 
 
 def views(kind: str, candidates: int, seed: int) -> list[View]:
-    """What each source sees; the first of many are those of few, and all wirings of a seed have the same."""
-    generator = torch.Generator().manual_seed(1_000_000 + seed)  # not that of random wiring, which must not know them
+    """Return the view of each source; more candidates add views, and all wirings of a seed have the same views."""
+    generator = torch.Generator().manual_seed(
+        1_000_000 + seed
+    )  # random wiring has another seed, so that it does not depend on the views
     return [View(kind, generator) for _ in range(candidates)]
 
 
 def reader() -> nn.Module:
-    """One target; the batch norm makes the mean of many sources as large as that of two."""
+    """Return one reader; the batch norm gives the mean of many sources the scale of that of two."""
     return nn.Sequential(nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10))
 
 
 def network(case: Case, seed: int) -> mc.MaskedStack:
-    """Sources and readers; the output is the mean of the readers."""
+    """Return sources and readers; the output is the mean of the readers."""
     torch.manual_seed(seed)
     readers = [reader() for _ in range(case.readers)]
     seen = views(case.kind, case.candidates, seed)
@@ -161,7 +163,7 @@ def network(case: Case, seed: int) -> mc.MaskedStack:
 
 
 def digits() -> tuple[list[Tensor], list[Tensor]]:
-    """Images and labels for training, validation and testing; the same for all seeds."""
+    """Return images and labels for training, validation and testing; the same for all seeds."""
     found = need("sklearn.datasets", extra="data").load_digits()
     order = torch.randperm(len(found.target), generator=torch.Generator().manual_seed(0))
     images, labels = torch.tensor(found.images, dtype=torch.float32)[order], torch.tensor(found.target)[order]
@@ -171,7 +173,7 @@ def digits() -> tuple[list[Tensor], list[Tensor]]:
 
 
 def train(case: Case, seed: int, steps: tuple[int, int, int] = (LEARN, REST, LAST)) -> dict[str, Any]:
-    """Train one network; what came of it."""
+    """Train one network; return the result."""
     torch.set_num_threads(1)
     images, labels = digits()
     model, (learn, rest, last) = network(case, seed), steps
@@ -197,19 +199,19 @@ def train(case: Case, seed: int, steps: tuple[int, int, int] = (LEARN, REST, LAS
 
 
 def by_seed(found: Results, name: str, part: str) -> dict[int, float]:
-    """The accuracies of a case."""
+    """Return the accuracies of a case by seed."""
     return {int(seed): run[part] for seed, run in found.get(name, {}).items()}
 
 
 def learned_over(found: Results, other: str, readers: int, kind: str, candidates: int) -> Difference:
-    """Points of test accuracy, learned over another wiring, paired by seed."""
+    """Return the difference of test accuracy, learned over another wiring, paired by seed."""
     ours = Case(readers=readers, kind=kind, candidates=candidates, wiring="learned", rate=RATE)
     theirs = Case(readers=readers, kind=kind, candidates=candidates, wiring=other)
     return difference_by_seed(by_seed(found, ours.name, "test"), by_seed(found, theirs.name, "test"))
 
 
 def over(other: str, found: Results) -> Table:
-    """Learned over another wiring, by S."""
+    """Return a table of learned over another wiring, by S."""
     rows = []
     for readers, kind in product(READERS, KINDS):
         pairs = [learned_over(found, other, readers, kind, size) for size in CANDIDATES]
@@ -220,17 +222,17 @@ def over(other: str, found: Results) -> Table:
 
 
 def over_random(found: Results) -> Table:
-    """The numbers of the figure."""
+    """Return the numbers of the figure."""
     return over("random", found)
 
 
 def over_full(found: Results) -> Table:
-    """Learned over reading everything."""
+    """Return a table of learned over reading everything."""
     return over("full", found)
 
 
 def accuracies(found: Results) -> Table:
-    """Test accuracy of every case."""
+    """Return the test accuracy of every case."""
     rows = []
     for readers, kind, wiring in product(READERS, KINDS, WIRINGS):
         rate = RATE if wiring == "learned" else None
@@ -242,7 +244,7 @@ def accuracies(found: Results) -> Table:
 
 
 def rates(found: Results) -> Table:
-    """Validation accuracy by mask rate: the mean over S and seeds."""
+    """Return validation accuracy by mask rate: the mean over S and seeds."""
     rows = []
     for rate in sorted({float(name.split(" at rate ")[1]) for name in found if " at rate " in name}):
         cells = []
@@ -260,7 +262,7 @@ def _readers(count: int) -> str:
 
 
 def reads(found: Results) -> Table:
-    """What one reader reads: the noise of its sources, or the pixels that they see, on average."""
+    """Return the mean noise of the sources of one reader, or the mean number of pixels that they see."""
     rows = []
     for kind, what in (("noisy copies", "noise"), ("unlike", "pixels")):
         for label, wiring in (("random", "random"), ("learned", "learned"), ("the best two", "")):
@@ -272,7 +274,7 @@ def reads(found: Results) -> Table:
 
 
 def _seen(found: Results, kind: str, what: str, wiring: str, candidates: int) -> float:
-    """The mean over seeds and sources; without a wiring, of the best two."""
+    """Return the mean over seeds and sources; without a wiring, of the best two."""
     rate = None if wiring == "random" else RATE
     case = Case(readers=1, kind=kind, candidates=candidates, wiring=wiring or "learned", rate=rate)
     values: list[float] = []
@@ -284,7 +286,7 @@ def _seen(found: Results, kind: str, what: str, wiring: str, candidates: int) ->
 
 
 def draw(found: Results, place: Path) -> None:
-    """Learned over random, a panel per number of readers; `place` has no suffix."""
+    """Draw learned over random, with a panel per number of readers; `place` has no suffix."""
     mpl = need("matplotlib", extra="plots")
     from matplotlib.figure import Figure
 
@@ -300,7 +302,7 @@ def draw(found: Results, place: Path) -> None:
                 points = [(x, pair.mean, pair.interval) for x, pair in known if pair.interval is not None]
                 ends = [[mean - low for _, mean, (low, _) in points], [high - mean for _, mean, (_, high) in points]]
                 x, y = [point[0] for point in points], [point[1] for point in points]
-                axes.errorbar(x, y, yerr=ends, color=COLOURS[number], marker="o", markersize=4, capsize=2.5, label=kind)
+                axes.errorbar(x, y, yerr=ends, color=COLORS[number], marker="o", markersize=4, capsize=2.5, label=kind)
             axes.set_xscale("log", base=2)
             axes.set_xticks(CANDIDATES, map(str, CANDIDATES))
             axes.minorticks_off()

@@ -77,7 +77,7 @@ def without_times(lines):
 
 
 def metrics(out):
-    """What a run has recorded, but for how fast it was."""
+    """What a run has recorded, except for its speed."""
     return without_times(map(json.loads, (out / "metrics.jsonl").read_text().splitlines()))
 
 

@@ -1,11 +1,16 @@
 """What a person gets who installs the package."""
 
 import importlib
+import os
+import re
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import textwrap
+import tomllib
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -17,7 +22,11 @@ ROOT = Path(__file__).parent.parent
 
 
 def run(*command, cwd=None):
-    return subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, text=True, check=False)
+    """Run a command; one of another environment does not see a checkout in PYTHONPATH."""
+    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    env = None if command[0] == sys.executable else alone
+    words = [str(part) for part in command]
+    return subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, check=False)
 
 
 def python(code, executable=sys.executable, cwd=None):
@@ -26,8 +35,8 @@ def python(code, executable=sys.executable, cwd=None):
     return result.stdout
 
 
-def test_at_most_24_public_names_all_of_them_there():
-    assert len(mc.__all__) <= 24
+def test_at_most_25_public_names_all_of_them_there():
+    assert len(mc.__all__) <= 25
     assert all(hasattr(mc, name) for name in mc.__all__)
 
 
@@ -103,6 +112,64 @@ def test_the_wheel_brings_all_that_it_needs(wheel, tmp_path):
     installed = run(executable, "-m", "pip", "install", "-qq", "-c", ROOT / "constraints.txt", wheel)
     assert installed.returncode == 0, installed.stderr
     assert python(USE, executable, cwd=tmp_path).split() == [mc.__version__, "5"]
+
+
+def names_in(path):
+    """The files of an sdist (without its top folder) or a wheel."""
+    if path.suffix == ".whl":
+        return set(zipfile.ZipFile(path).namelist())
+    with tarfile.open(path) as archive:
+        return {member.name.partition("/")[2] for member in archive if member.isfile()}
+
+
+@pytest.mark.slow
+def test_what_is_published_is_complete_and_brings_no_tests(tmp_path):
+    """Build as a release does, an sdist and from it a wheel, and install the wheel in a clean environment."""
+    venv.create(tmp_path / "env", with_pip=True)
+    executable = tmp_path / "env" / "bin" / "python"
+    for command in (["pip", "install", "-qq", "build"], ["build", "--outdir", tmp_path / "dist", ROOT]):
+        done = run(executable, "-m", *command, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    (sdist,), (wheel,) = (tmp_path / "dist").glob("*.tar.gz"), (tmp_path / "dist").glob("*.whl")
+    source, shipped = names_in(sdist), names_in(wheel)
+    package = ROOT / "src" / "maskconnect"
+    expected = {f"maskconnect/{path.relative_to(package)}" for path in package.rglob("*") if path.is_file()}
+    expected = {name for name in expected if "__pycache__" not in name}
+    assert {name for name in shipped if ".dist-info/" not in name} == expected
+    assert {
+        "maskconnect/recipes/quick/digits.toml",
+        "maskconnect/report/page.js",
+        "maskconnect/report/page.css",
+    } <= shipped
+    assert {"LICENSE", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile", "examples/mlp.py"} <= source
+    assert {"tests/test_package.py", "docs/notebooks/own_modules.ipynb", "tools/make_venv.py"} <= source
+    assert not any(name.startswith("research/evidence/") for name in source)
+    assert sdist.stat().st_size < 2_000_000
+    assert wheel.stat().st_size < 1_000_000
+    installed = run(executable, "-m", "pip", "install", "-qq", "--no-deps", "--no-index", wheel)
+    assert installed.returncode == 0, installed.stderr
+    (site,) = (tmp_path / "env" / "lib").glob("python*/site-packages")
+    (site / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
+    assert python(USE, executable, cwd=tmp_path).split() == [mc.__version__, "5"]
+    command = tmp_path / "env" / "bin" / "maskconnect"
+    for words, said in (
+        (["--help"], "usage: maskconnect"),
+        (["recipes"], "quick/digits"),
+        (["--version"], mc.__version__),
+    ):
+        done = run(command, *words, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert said in done.stdout
+
+
+def test_the_extra_all_has_every_extra_that_a_user_of_the_command_line_needs():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    (everything,) = extras["all"]
+    named = set(everything.removeprefix("maskconnect[").removesuffix("]").split(","))
+    assert named == extras.keys() - {"all", "dev", "docs", "integrations"}  # integrations: libraries that users have
+    code = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    assert set(re.findall(r'extra="(\w+)"', code)) <= extras.keys()
 
 
 @pytest.mark.slow

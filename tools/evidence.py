@@ -1,11 +1,10 @@
-"""Rewrite the tables and figures of PAGES by the commands above them.
+"""Rewrite the tables and figures of PAGES with the commands above them.
 
     .venv/bin/python tools/evidence.py
 
-A command is an indented line, `maskconnect compare` or the `--show` of a benchmark; it runs in docs/evidence, and the
-next table below it becomes what it prints. Words are not written anew: differences that they tell with an interval, and
-that no two rows have (any more), are listed. Tests have the pages fail if their tables or words are not what the files
-say.
+A command is an indented line: `maskconnect compare`, or a benchmark with `--show`. It runs in research/evidence, and
+its output replaces the next table below it. Prose is not rewritten: differences with an interval that match no two rows
+are listed. Tests fail if the tables or the prose of a page do not match the files.
 """
 
 from __future__ import annotations
@@ -26,22 +25,29 @@ from maskconnect.experiments.compare import sides_of
 from maskconnect.training.statistics import difference_by_seed
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCS = ROOT / "docs"
-KEPT = DOCS / "evidence"
-PAGES = (DOCS / "evidence.md", DOCS / "join.md", DOCS / "attempts.md", DOCS / "when.md", DOCS / "discovery.md")
-TELL = (*(DOCS / f"{name}.md" for name in ("evidence", "join", "when", "discovery", "claims")), ROOT / "README.md")
-"""Pages that tell in words what the evidence is now."""
+RESEARCH = ROOT / "research"
+KEPT = RESEARCH / "evidence"
+PAGES = tuple(RESEARCH / f"{name}.md" for name in ("evidence", "join", "attempts", "when", "discovery"))
+PROSE = (
+    *(RESEARCH / f"{name}.md" for name in ("README", "evidence", "join", "when", "discovery")),
+    ROOT / "docs" / "method.md",
+    ROOT / "docs" / "reproduction.md",
+    ROOT / "docs" / "choosing.md",
+    ROOT / "docs" / "index.md",
+    ROOT / "README.md",
+)
+"""Pages whose text quotes the evidence."""
 COMMAND = re.compile(
     r"^    (maskconnect compare .*|python \.\./\.\./benchmarks/\w+\.py(?: [\w/-]+)? --show .*)\n\n((?:\|.*\n)+)",
     flags=re.MULTILINE,
 )
 
-TOLD = re.compile(r"([+-]?\d+\.\d\d)[^\d|\n]{1,40}?([+-]?\d+\.\d\d) to ([+-]?\d+\.\d\d)")
+DIFFERENCE = re.compile(r"([+-]?\d+\.\d\d)[^\d|\n]{1,40}?([+-]?\d+\.\d\d) to ([+-]?\d+\.\d\d)")
 """A difference and its interval, in words or in a cell of a table."""
 
 
 def refreshed(text: str, *, figures: bool) -> str:
-    """The page, every table of it made by the command above it; figures are drawn only if asked for."""
+    """Return the page with every table replaced by the output of the command above it; draw figures only if asked."""
 
     def run(match: re.Match[str]) -> str:
         words = [path for word in shlex.split(match[1]) for path in _expanded(word)]
@@ -55,7 +61,7 @@ def refreshed(text: str, *, figures: bool) -> str:
 
 
 def _expanded(word: str) -> list[str]:
-    """What a shell makes of a word."""
+    """Expand a word as a shell does."""
     found = sorted(str(path.relative_to(KEPT)) for path in KEPT.glob(word)) if "*" in word else []
     return found or [word]
 
@@ -68,21 +74,22 @@ def _table(words: list[str]) -> str:
         else:
             runpy.run_path(words[1])["main"](words[2:])
     if code:
-        raise SystemExit(f"{' '.join(words)} ended with {code}.")
+        raise SystemExit(f"{' '.join(words)} failed with exit code {code}.")
     return "".join(line for line in said.getvalue().splitlines(keepends=True) if line.startswith("|"))
 
 
-def unfounded(text: str, known: set[tuple[float, ...]]) -> list[str]:
-    """What a text tells with an interval, and is not the difference of any two rows; what a command printed aside."""
-    told = TOLD.finditer(re.sub(r"^    .*$", "", text, flags=re.MULTILINE))
-    return [match[0] for match in told if _either_way(*map(float, match.groups())) not in known]
+def unsupported(text: str, known: set[tuple[float, ...]]) -> list[str]:
+    """Return the differences in a text that no two rows have; the output of commands is left out."""
+    quoted = DIFFERENCE.finditer(re.sub(r"^    .*$", "", text, flags=re.MULTILINE))
+    return [match[0] for match in quoted if _either_way(*map(float, match.groups())) not in known]
 
 
 def differences() -> set[tuple[float, ...]]:
-    """The difference of any two rows, as it is told: in hundredths, with its interval, the better row first."""
+    """Return the difference of any two rows as texts quote it: in hundredths, with interval, better row first."""
     tables = "".join(match[2] for page in PAGES for match in COMMAND.finditer(page.read_text()))
-    tables += "".join(re.findall(r"^\|.*\n", (DOCS / "log.md").read_text(), flags=re.MULTILINE))
-    found = {_either_way(*map(float, match.groups())) for match in TOLD.finditer(tables)}
+    for page in (RESEARCH / "log.md", RESEARCH / "budget.md"):  # no command here rewrites their tables
+        tables += "".join(re.findall(r"^\|.*\n", page.read_text(), flags=re.MULTILINE))
+    found = {_either_way(*map(float, match.groups())) for match in DIFFERENCE.finditer(tables)}
     for rows in _rows():
         for ours, theirs in combinations(rows, 2):
             difference = difference_by_seed(ours, theirs)
@@ -92,12 +99,12 @@ def differences() -> set[tuple[float, ...]]:
 
 
 def _rows() -> Iterator[list[Mapping[int, float]]]:
-    """All rows that can be compared: of each, the accuracy by seed."""
+    """Yield groups of rows that can be compared: the accuracy of each row by seed."""
     benchmark = runpy.run_path(str(ROOT / "benchmarks" / "discovery.py"))
     kinds = ("quick-cifar100*.json", "quick-cifar10[-_]*.json")
     places: list[tuple[list[Path], range | None]] = [(sorted(KEPT.glob(kind)), None) for kind in kinds]
     places += [(sorted((KEPT / "join").glob(kind)), None) for kind in kinds]
-    places.append(([*places[0][0], *places[2][0]], range(13, 26)))  # what the choice of a join was made by
+    places.append(([*places[0][0], *places[2][0]], range(13, 26)))  # the runs by which a join was chosen
     places.append((sorted((KEPT / "join/overfit").glob("*.json")), None))
     for part in ("test", "validation"):
         for files, seeds in places:
@@ -109,7 +116,7 @@ def _rows() -> Iterator[list[Mapping[int, float]]]:
 
 
 def _either_way(mean: float, low: float, high: float) -> tuple[float, ...]:
-    """The same for A over B as for B under A."""
+    """Return the same numbers for A over B as for B over A."""
     return tuple(round(x, 2) + 0.0 for x in ((mean, low, high) if mean >= 0 else (-mean, -high, -low)))
 
 
@@ -117,10 +124,10 @@ if __name__ == "__main__":
     for page in PAGES:
         text = page.read_text()
         page.write_text(refreshed(text, figures=True))
-        print(f"{len(COMMAND.findall(text))} tables of {os.path.relpath(page)} written anew")
-    for drawn in (DOCS / "images").glob("evidence-*.png"):
+        print(f"{len(COMMAND.findall(text))} tables of {os.path.relpath(page)} rewritten")
+    for drawn in (RESEARCH / "images").glob("evidence-*.png"):
         drawn.unlink()  # the pages show the SVG
     known = differences()
-    for page in TELL:
-        for words in unfounded(page.read_text(), known):
+    for page in PROSE:
+        for words in unsupported(page.read_text(), known):
             print(f"{os.path.relpath(page)}: no two rows differ by {words}")

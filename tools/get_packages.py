@@ -1,9 +1,9 @@
-"""See to it that tests find programs that pip cannot bring: install Debian's packages where that is allowed.
+"""Install programs that tests need and pip does not have, from Debian packages, if permitted.
 
     python tools/get_packages.py chromium slurm
 
-Nothing is done where a program is there already (MASKCONNECT_BROWSER names another browser), or where this may not
-install any: the tests that need it are then skipped, unless CI=true, where they fail.
+This does nothing if a program is installed (MASKCONNECT_BROWSER names another browser), or if it has no permission to
+install one: then the tests that need it are skipped, or fail if CI=true.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ PROGRAMS = {
     "chromium": ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"),
     "slurm": ("slurmctld",),
 }
-"""Of each thing, the programs any of which is enough."""
+"""For each name, the programs of which one is enough."""
 
 PACKAGES = {"chromium": ("chromium",), "slurm": ("slurm-wlm", "munge")}
 PLACES = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"))
 
 
 def find(name: str) -> str | None:
-    """The program, if there is one."""
+    """Return the path of the program, or None."""
     named = os.environ.get("MASKCONNECT_BROWSER") if name == "chromium" else None
     names = (named,) if named else PROGRAMS[name]
     return next((path for program in names if (path := shutil.which(program, path=PLACES))), None)
 
 
 def main(names: list[str]) -> int:
-    """Install what is missing, or say why not; never an error, for all other tests can run."""
+    """Install what is missing, or say why not; never fail, because all other tests can run."""
     for name in names:
         if find(name) is None:
             _install(name)
@@ -41,7 +41,7 @@ def main(names: list[str]) -> int:
 def _install(name: str) -> None:
     apt, before = shutil.which("apt-get"), _right_to_install()
     if apt is None or before is None:
-        print(f"there is no {name}, and none can be installed here: its tests are skipped, or fail if CI=true")
+        print(f"{name} is missing and cannot be installed here: its tests are skipped, or fail if CI=true")
         return
     print(f"installing {name}, for tests", flush=True)
     for words in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", *PACKAGES[name]]):
@@ -52,7 +52,7 @@ def _install(name: str) -> None:
 
 
 def _right_to_install() -> list[str] | None:
-    """What to put before a command that root must run; None where that is not possible without a password."""
+    """Return the prefix of a command that root must run; None if that needs a password."""
     if os.geteuid() == 0:
         return []
     sudo = shutil.which("sudo")

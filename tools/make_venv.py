@@ -1,9 +1,9 @@
-"""Make `.venv` with the package, every extra and the tools of development; the standard library is enough.
+"""Create `.venv` with the package, every extra and the development tools; needs only the standard library.
 
-The one question is which build of torch to take. pip's default on Linux carries several gigabytes of CUDA,
-of no use on a machine without an accelerator, so pip is asked first what it would install. The environment
-variable MASKCONNECT_TORCH overrides: `pip` takes what pip takes; any other word (`cpu`, `cu128`, `auto`)
-is handed to uv as its `--torch-backend`.
+The only choice is the build of torch. pip's default on Linux brings several gigabytes of CUDA, which a machine
+without an accelerator does not need, so this first asks pip what it would install. The environment variable
+MASKCONNECT_TORCH overrides the choice: `pip` takes pip's build; any other word (`cpu`, `cu128`, `auto`) is
+passed to uv as its `--torch-backend`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 PIP = [str(PYTHON), "-m", "pip", "--disable-pip-version-check"]
-QUIET = [] if sys.stdout.isatty() else ["-qq"]  # a person at a terminal sees how far a download is
+QUIET = [] if sys.stdout.isatty() else ["-qq"]  # a terminal shows the progress of downloads
 CONSTRAINTS = ["-c", str(ROOT / "constraints.txt")]
 
 
 def main() -> int:
-    """Make or bring up to date the environment; exit code 1 with pip's own words when that fails."""
+    """Create or update the environment; return 1 if pip fails, after its own message."""
     if sys.version_info < (3, 11):
         print(f"maskconnect needs Python 3.11 or newer; this is {platform.python_version()}.", file=sys.stderr)
         return 1
@@ -35,19 +35,19 @@ def main() -> int:
         if not works(PYTHON):
             venv.create(VENV, with_pip=True, clear=VENV.exists())
         install_torch(os.environ.get("MASKCONNECT_TORCH", ""))
-        print("setting up .venv: maskconnect, its extras and the tools of development", flush=True)
+        print("setting up .venv: maskconnect, its extras and the development tools", flush=True)
         subprocess.run([*PIP, "install", *QUIET, *CONSTRAINTS, "-e", f"{ROOT}[all,dev]"], check=True)
     except subprocess.CalledProcessError as error:
         print(f"setting up .venv failed at: {' '.join(map(str, error.cmd))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\nstopped; the next call goes on from here", file=sys.stderr)
+        print("\nstopped; run the same command again to continue", file=sys.stderr)
         return 130
     return 0
 
 
 def works(python: Path) -> bool:
-    """Whether an earlier call left an interpreter that runs and has pip."""
+    """Return whether there is an interpreter that runs and has pip."""
     return (
         python.exists()
         and subprocess.run([python, "-m", "pip", "--version"], capture_output=True, check=False).returncode == 0
@@ -55,12 +55,12 @@ def works(python: Path) -> bool:
 
 
 def install_torch(choice: str) -> None:
-    """Install torch as `choice` says or, where it says nothing, without CUDA unless there is a use for it."""
+    """Install the build of torch that `choice` names; by default, one without CUDA unless there is a GPU."""
     would_take = what_pip_takes()
     if would_take is None and not choice:
-        return  # the pinned version is there already
-    cuda_for_nothing = would_take is not None and is_cuda_build(would_take) and not has_accelerator()
-    backend = choice or ("cpu" if cuda_for_nothing else "pip")
+        return  # the pinned version is already installed
+    useless_cuda = would_take is not None and is_cuda_build(would_take) and not has_accelerator()
+    backend = choice or ("cpu" if useless_cuda else "pip")
     if backend != "pip" and install_with_uv(backend):
         return
     print(f"setting up .venv: torch {(would_take or {}).get('version', '')} with pip", flush=True)
@@ -68,7 +68,7 @@ def install_torch(choice: str) -> None:
 
 
 def what_pip_takes() -> dict[str, object] | None:
-    """The metadata of the torch that pip would install, or None where the pinned one is installed."""
+    """Return the metadata of the torch that pip would install, or None if the pinned one is installed."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         ask = [
@@ -88,19 +88,19 @@ def what_pip_takes() -> dict[str, object] | None:
 
 
 def is_cuda_build(metadata: dict[str, object]) -> bool:
-    """A build with CUDA asks for NVIDIA's packages; one without asks for none."""
+    """Return whether a build of torch depends on NVIDIA's packages."""
     needs = metadata.get("requires_dist") or []
     assert isinstance(needs, list)
     return platform.system() == "Linux" and any(str(need).startswith(("nvidia-", "cuda-")) for need in needs)
 
 
 def has_accelerator() -> bool:
-    """Whether the kernel shows a GPU of NVIDIA's or AMD's."""
+    """Return whether the kernel shows an NVIDIA or AMD GPU."""
     return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/kfd").exists()
 
 
 def install_with_uv(backend: str) -> bool:
-    """Let uv, which knows where each build of torch lives, install it; False where that fails."""
+    """Install torch with uv, which knows where each build is; return False if that fails."""
     print(f"setting up .venv: torch for backend {backend} with uv", flush=True)
     if shutil.which("uv", path=str(VENV / "bin")) is None:
         subprocess.run([*PIP, "install", *QUIET, "uv"], check=False)
@@ -108,7 +108,7 @@ def install_with_uv(backend: str) -> bool:
     try:
         subprocess.run([*uv, f"--torch-backend={backend}", *CONSTRAINTS, "torch"], check=True)
     except (OSError, subprocess.CalledProcessError):
-        print("uv could not; pip's build is taken instead", flush=True)
+        print("uv failed; using pip's build instead", flush=True)
         return False
     return True
 

@@ -1,4 +1,4 @@
-"""Convert recipes and kept results of format 1 (version 0.1) to format 2, in which [learning] says how masks learn.
+"""Convert recipes and kept results of format 1 (version 0.1) to format 2, which has a table [learning].
 
     .venv/bin/python tools/new_format.py FILE_OR_FOLDER ...
 
@@ -10,8 +10,8 @@
     phase.blend                                              learning.way = "blend"
     phase.even                                               learning.uniform_floor
 
-The name of a kept result follows. One with an option that was removed (`centred`, `root`,
-`mask_momentum`, another temperature) is left as it is, and named.
+Kept results are renamed to match. Files with an option that was removed (such as `root`, `mask_momentum` or another
+temperature) are listed and not changed.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from maskconnect.core.learning import GRADIENTS
 from maskconnect.experiments.kept import FORMAT, of_file
 from maskconnect.recipes.fields import MOVED, read
 from maskconnect.recipes.schema import Recipe
@@ -37,7 +38,7 @@ NAMES = {
     "cool_to=0.0": "cool=true",
     "even=": "uniform_floor=",
 }
-"""Parts of the names of kept results."""
+"""Old and new parts of the names of kept results."""
 
 
 class RemovedError(Exception):
@@ -49,7 +50,7 @@ class ByHandError(Exception):
 
 
 def converted(recipe: Table) -> Table:
-    """A recipe of format 1 as one of format 2."""
+    """Convert a recipe of format 1 to format 2."""
     if "learning" in recipe:
         return recipe
     model, training = dict(recipe["model"]), dict(recipe["training"])
@@ -66,15 +67,15 @@ def converted(recipe: Table) -> Table:
     usual = {"temperature": 1.0, "cool_to": None, "blend": False, "even": 0.0}
     learning = [way for way, phase in zip(ways, phases, strict=True) if phase.get("mask_lr")]
     if any(way != usual for way, phase in zip(ways, phases, strict=True) if not phase.get("mask_lr")):
-        raise RemovedError("a phase without mask_lr that says how masks learn")
+        raise RemovedError("a phase without mask_lr but with options for learning masks")
     if any(way != learning[0] for way in learning):
         raise RemovedError("phases that learn masks in different ways")
     way = learning[0] if learning else usual
     gradient, credit = training.pop("mask_gradient", "plain"), model.pop("mask_credit", "whole")
     if training.pop("mask_momentum", 0.0):
         raise RemovedError("training.mask_momentum")
-    if gradient == "centred":
-        raise RemovedError("training.mask_gradient=centred")
+    if gradient not in GRADIENTS:
+        raise RemovedError(f"training.mask_gradient={gradient}")
     if model.get("aggregation") == "root":
         raise RemovedError("model.aggregation=root")
     if (way["temperature"], way["cool_to"]) not in ((1.0, None), (0.0, None), (1.0, 0.0)):
@@ -94,17 +95,17 @@ def convert_result(path: Path) -> Path:
         return path
     content = {**content, "format": FORMAT, "recipe": converted(content["recipe"])}
     write_atomically(path, json.dumps(content) + "\n")
-    of_file(path)  # an error if that is not a result
+    of_file(path)  # fails if this is not a result
     place = path.with_name(renamed(path.name))
     if place != path:
         if place.exists():
-            raise SystemExit(f"error: {place} is there already; {path} has been converted, and not renamed.")
+            raise SystemExit(f"error: {place} exists; {path} was converted but not renamed.")
         path.rename(place)
     return place
 
 
 def renamed(name: str) -> str:
-    """The name of a kept result with the new names of fields."""
+    """Return the name of a kept result with the new names of fields."""
     if "_blend=true" in name:
         floor = re.search(r"_even=([0-9.]+)(?=_|\.json)", name)
         name = re.sub(r"_even=[0-9.]+(?=_|\.json)", "", name).replace("_cool_to=0.0", "")
@@ -115,33 +116,33 @@ def renamed(name: str) -> str:
 
 
 def convert_recipe(path: Path) -> Path:
-    """Convert the recipe of a run in place; one that builds on others has to be changed by hand."""
+    """Convert the recipe of a run in place; a recipe with a base or variants must be changed by hand."""
     table = tomllib.loads(path.read_text(encoding="utf-8"))
     if {"model", "training", "phase"} <= table.keys() and not {"base", "variant", "learning"} & table.keys():
         write_atomically(path, write(read(Recipe, converted(table))))
         return path
     old_keys = _keys({name: part for name, part in table.items() if name != "learning"})
     if moved := sorted({new for old, new in MOVED.items() if old.rpartition(".")[2] in old_keys}):
-        raise ByHandError(f"it has a base or variants; what is to be changed is now {', '.join(moved)}")
+        raise ByHandError(f"it has a base or variants; the new names are {', '.join(moved)}")
     return path
 
 
 def _keys(table: object) -> set[str]:
-    """The keys of a table and of all tables in it."""
+    """Return the keys of a table and of all tables in it."""
     if isinstance(table, list):
         return set().union(*map(_keys, table))
     return set(table).union(*map(_keys, table.values())) if isinstance(table, dict) else set()
 
 
 def main(argv: Sequence[str]) -> int:
-    """Convert what is named; the exit code."""
+    """Convert the named files and folders; return the exit code."""
     if not argv or argv[0] in ("-h", "--help"):
         print(__doc__)
         return 0 if argv else 2
     places = [Path(name) for name in argv]
     for place in places:
         if not place.exists():
-            print(f"error: there is no {place}.", file=sys.stderr)
+            print(f"error: {place} does not exist; name a file or folder to convert.", file=sys.stderr)
             return 2
     kinds = {".json": convert_result, ".toml": convert_recipe}
     files = [f for p in places for f in ([p] if p.is_file() else sorted(p.rglob("*"))) if f.suffix in kinds]
@@ -152,7 +153,7 @@ def main(argv: Sequence[str]) -> int:
         try:
             place = kinds[path.suffix](path)
         except RemovedError as error:
-            print(f"left as it is: {path} ({error} was removed)")
+            print(f"not changed: {path} ({error} was removed)")
             continue
         except ByHandError as error:
             print(f"error: change {path} by hand: {error}.", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Learn, by gradient descent and together with the weights, which modules of a network feed which others.
+"""Learn which modules of a network feed which others, by gradient descent and together with the weights.
 
 An implementation of "MaskConnect: Connectivity Learning by Gradient Descent" (ECCV 2018).
 """
@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from maskconnect.errors import CheckpointError, ConfigError, ConnectivityError, DataError, MaskConnectError
 
 if TYPE_CHECKING:
+    from maskconnect.core.blend import Blend
     from maskconnect.core.count import count_parameters
-    from maskconnect.core.learning import Blend, Draw
+    from maskconnect.core.draw import Draw
     from maskconnect.core.lookup import freeze, wiring_of
     from maskconnect.core.metrics import metrics
     from maskconnect.core.optim import attach, param_groups
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from maskconnect.models import mixed, resnet, resnext
     from maskconnect.pruning.prune import prune
     from maskconnect.report.drawing import draw
+    from maskconnect.report.recorder import Recorder
     from maskconnect.retrofit.rewire import rewire
     from maskconnect.ship.saved import load, save
 
@@ -34,6 +36,7 @@ __all__ = [
     "Draw",
     "MaskConnectError",
     "MaskedStack",
+    "Recorder",
     "Residual",
     "attach",
     "count_parameters",
@@ -53,9 +56,10 @@ __all__ = [
 ]
 
 _PLACES = {
-    "Blend": "core.learning",
-    "Draw": "core.learning",
+    "Blend": "core.blend",
+    "Draw": "core.draw",
     "MaskedStack": "core.stack",
+    "Recorder": "report.recorder",
     "Residual": "core.residual",
     "attach": "core.optim",
     "count_parameters": "core.count",
@@ -76,7 +80,7 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, imported when it is first asked for: the command line should not wait for torch to say --help."""
+    """Import a public name on first use, so that `maskconnect --help` does not wait for torch."""
     if name == "integrations":
         return importlib.import_module(f"{__name__}.integrations")
     if name not in _PLACES:

@@ -1,4 +1,4 @@
-"""What went wrong, for the user: what was found, what was needed, what to do."""
+"""Errors for the user. A message says what was found, what is allowed and what to do."""
 
 from __future__ import annotations
 
@@ -9,48 +9,48 @@ from collections.abc import Iterable
 from types import ModuleType
 
 LONGEST = 80
-"""How many characters of a value an error repeats."""
+"""The largest number of characters of a value that an error message repeats."""
 
 
 class MaskConnectError(Exception):
-    """Any mistake that the caller can mend; every error that maskconnect raises on purpose is one."""
+    """Base class of all errors that maskconnect raises on purpose; the caller can fix the cause."""
 
 
 class ConfigError(MaskConnectError):
-    """An argument that cannot be meant."""
+    """Raised for an invalid argument, option or recipe."""
 
 
 class ConnectivityError(MaskConnectError):
-    """A wiring, a mask or a pair of shapes that does not fit the network."""
+    """Raised for a wiring, a mask or a shape that does not fit the network."""
 
 
 class DataError(MaskConnectError):
-    """Data that is missing, damaged, or not what its name says."""
+    """Raised for data that is missing, damaged or of another kind than its name says."""
 
 
 class CheckpointError(MaskConnectError):
-    """A saved state that is damaged, cannot be written, or belongs to another network."""
+    """Raised for a saved state that is damaged, cannot be written or belongs to another network."""
 
 
-class ToldElsewhereError(MaskConnectError):
-    """Another process of the same run has said it already."""
+class ReportedElsewhereError(MaskConnectError):
+    """Raised if another process of the same run has already reported the error."""
 
 
 class LostRankError(MaskConnectError):
-    """Another process of the same run has gone; a new start goes on from the last checkpoint."""
+    """Raised if another process of the same run has died; a restart resumes from the last checkpoint."""
 
 
 class LostWorkerError(MaskConnectError):
-    """A process that loads images was killed; a new start, with fewer of them, goes on from the last checkpoint."""
+    """Raised if a data loading process was killed; a restart with fewer of them resumes from the last checkpoint."""
 
 
 def cut(text: str) -> str:
-    """A text for an error, which repeats no more than the first LONGEST characters of it."""
+    """Shorten a text for an error message to its first LONGEST characters."""
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}... ({len(text):,} characters)"
 
 
 def shown(found: object) -> str:
-    """A value for an error: as Python writes it, and cut where that is long."""
+    """Return the repr of a value for an error message, shortened if it is long."""
     try:
         return cut(repr(found))
     except (RecursionError, ValueError):  # nested too deeply, or an integer of more than 4,300 digits
@@ -58,12 +58,12 @@ def shown(found: object) -> str:
 
 
 def printable(text: str) -> str:
-    """A text that a terminal shows and does not obey: line ends, escape codes and the like become escapes."""
+    """Escape line ends and control codes, so that a terminal prints them instead of executing them."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def unknown_name(what: str, found: object, known: Iterable[str], *, or_else: str = "") -> ConfigError:
-    """The error for a name that is none of `known`, with the nearest of them."""
+    """Return the error for a name that is not in `known`, with the closest known name."""
     names = list(map(cut, known))
     near = difflib.get_close_matches(found[:LONGEST], names, n=1) if isinstance(found, str) else []
     hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -71,7 +71,11 @@ def unknown_name(what: str, found: object, known: Iterable[str], *, or_else: str
 
 
 def integer(what: str, found: object) -> int:
-    """`found` as an integer (numpy's too, but no bool and no float), or the error that names it."""
+    """Return `found` as an integer. Integers of numpy are allowed, bools and floats are not.
+
+    Raises:
+        ConfigError: if `found` is not an integer; the message calls it `what`.
+    """
     try:
         if isinstance(found, bool):
             raise TypeError
@@ -81,23 +85,27 @@ def integer(what: str, found: object) -> int:
 
 
 def number(what: str, found: object) -> float:
-    """`found` as a finite or infinite number (of torch and numpy too, but no bool and no string), or the error."""
+    """Return `found` as a float, finite or infinite. Numbers of torch and numpy are allowed, bools and strings are not.
+
+    Raises:
+        ConfigError: if `found` is not a number; the message calls it `what`.
+    """
     if isinstance(found, bool | str) or not hasattr(found, "__float__"):
         raise ConfigError(f"{what} is {shown(found)}; it must be a number.")
     return float(found)
 
 
 def text(what: str, found: str) -> str:
-    """`found`, if a file can hold it."""
+    """Return `found` if UTF-8 can encode it, otherwise raise a ConfigError."""
     try:
         found.encode()
     except UnicodeEncodeError:
-        raise ConfigError(f"{what} is {shown(found)}; it must be valid text, which UTF-8 can encode.") from None
+        raise ConfigError(f"{what} is {shown(found)}; it must be text that UTF-8 can encode.") from None
     return found
 
 
 def need(module: str, *, extra: str) -> ModuleType:
-    """Import an optional dependency, or say in one sentence which extra brings it."""
+    """Import an optional dependency, or raise an error that names the extra to install."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

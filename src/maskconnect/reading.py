@@ -1,5 +1,6 @@
-"""Read files that may be anything: what is not a regular file, is nested deeply or holds too much is an error, never a
-hang. What cannot be read is an OSError, and what makes no sense a ValueError; callers say what the file is for.
+"""Read untrusted files: a file that is not regular, too large or too deeply nested is an error and never a hang.
+
+A file that cannot be read raises an OSError, content that cannot be parsed a ValueError. Callers add which file it is.
 """
 
 from __future__ import annotations
@@ -12,18 +13,18 @@ import tomllib
 from pathlib import Path
 from typing import Any, NoReturn
 
-MOST_TEXT = 64 << 20
-"""How many bytes a file of JSON or TOML may have."""
+MAX_TEXT_BYTES = 64 << 20
+"""The largest size of a JSON or TOML file, in bytes."""
 
-DEEPEST = 32
-"""How deep lists and tables may be nested; a kept result, which goes deepest, has 7 levels."""
+MAX_DEPTH = 32
+"""The largest nesting depth of lists and tables; our deepest file, a kept result, has 7 levels."""
 
-MOST_DOTS = 200
-"""How many dots a line of TOML may have: of keys with more, the time to read them grows as the square."""
+MAX_DOTS = 200
+"""The largest number of dots in a line of TOML: the parsing time of dotted keys grows quadratically."""
 
 
 def read_bytes(path: Path, most: int | None = None) -> bytes:
-    """The content of a regular file. To open a pipe, or to read a device, may take forever."""
+    """Return the content of a regular file; opening a pipe or reading a device could block forever."""
     size = regular(path)
     if most is not None and size > most:
         raise OSError(errno.EFBIG, f"it has {size:,} bytes, more than {most:,}", str(path))
@@ -31,7 +32,10 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
 
 
 def regular(path: Path) -> int:
-    """How many bytes a file has; an OSError if it is a pipe, a device or a socket. Of a folder, the reader says so."""
+    """Return the size of a file in bytes; raise an OSError for a pipe, a device or a socket.
+
+    A folder is not rejected here: reading it fails with a clear error.
+    """
     found = path.stat()
     if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
         raise OSError(errno.EINVAL, "it is a pipe, a device or a socket, not a file", str(path))
@@ -39,42 +43,42 @@ def regular(path: Path) -> int:
 
 
 def read_text(path: Path, encoding: str = "utf-8") -> str:
-    """The text in a regular file."""
-    return read_bytes(path, MOST_TEXT).decode(encoding)
+    """Return the text of a regular file."""
+    return read_bytes(path, MAX_TEXT_BYTES).decode(encoding)
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file says."""
+    """Return the content of a JSON file."""
     return parse_json(read_text(path))
 
 
 def parse_json(text: str | bytes, *, finite: bool = True) -> Any:
-    """JSON as plain data, nested no deeper than DEEPEST; with numbers that are finite, unless these are allowed."""
+    """Parse JSON with at most MAX_DEPTH levels; with `finite`, infinite numbers and NaN are errors."""
     kinds: dict[str, Any] = {"parse_constant": _refuse, "parse_float": _finite} if finite else {}
     try:
         return _shallow(json.loads(text, **kinds))
     except RecursionError:
-        raise ValueError(f"it is nested deeper than {DEEPEST} levels") from None
+        raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels") from None
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """TOML as plain data, nested no deeper than DEEPEST."""
-    if any(line.count(".") > MOST_DOTS for line in text.splitlines()):
-        raise ValueError(f"a line has more than {MOST_DOTS} dots")
+    """Parse TOML with at most MAX_DEPTH levels."""
+    if any(line.count(".") > MAX_DOTS for line in text.splitlines()):
+        raise ValueError(f"a line has more than {MAX_DOTS} dots")
     try:
         found: dict[str, Any] = _shallow(tomllib.loads(text))
     except RecursionError:
-        raise ValueError(f"it is nested deeper than {DEEPEST} levels") from None
+        raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels") from None
     return found
 
 
 def _shallow(found: Any) -> Any:
     level = [found]
-    for _ in range(DEEPEST):
+    for _ in range(MAX_DEPTH):
         level = [inner for outer in level if isinstance(outer, dict | list) for inner in _parts(outer)]
         if not level:
             return found
-    raise ValueError(f"it is nested deeper than {DEEPEST} levels")
+    raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
 
 
 def _parts(outer: dict[str, Any] | list[Any]) -> Any:

@@ -113,7 +113,7 @@ def test_the_allocator_is_tuned_unless_the_loop_is_your_own(words, tuned, tmp_pa
     assert main(["bench", "resnet38", "--batch", "32", *words, "--out", str(out)]) == 0
     assert len(calls) == tuned
     assert json.loads(out.read_text())["allocator_tuned"] == bool(tuned)
-    assert ("is not tuned, as in a training loop of your own" in capsys.readouterr().out) == (not tuned)
+    assert ("is not tuned, as in your own training loop" in capsys.readouterr().out) == (not tuned)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_the_allocator_is_tuned_unless_the_loop_is_your_own(words, tuned, tmp_pa
     [
         (["resnet39"], "Did you mean 'resnet38'"),
         (["--batch", "1"], "--batch is 1"),
-        (["--out", "nowhere/bench.json"], "there is no folder nowhere"),
+        (["--out", "nowhere/bench.json"], "the folder nowhere does not exist"),
     ],
 )
 def test_a_mistake_is_one_sentence(words, sentence, capsys):

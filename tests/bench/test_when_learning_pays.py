@@ -1,4 +1,4 @@
-"""The benchmark behind docs/when.md: what its sources see, what is paired, what is kept."""
+"""The benchmark behind research/when.md: what its sources see, what is paired, what is kept."""
 
 import json
 from statistics import fmean

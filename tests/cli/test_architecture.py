@@ -51,7 +51,7 @@ def test_a_run_of_unlike_branches_ends_with_its_architecture_and_shows_it_again(
     assert (code, errors) == (0, "")
     out = Path("runs/tiny-seed0")
     network, wiring = from_run(out).network, json.loads((out / "wiring.json").read_text())
-    kinds, alive = ("conv3x3", "maxpool3x3", "identity", "globalmean"), network.stack.masks.settled().alive
+    kinds, alive = ("conv3x3", "maxpool3x3", "identity", "globalmean"), network.stack.masks.current_wiring().alive
     end = said[said.index("The architecture:") :]
     for layer in (0, 1):
         kept, removed = (
@@ -64,7 +64,7 @@ def test_a_run_of_unlike_branches_ends_with_its_architecture_and_shows_it_again(
     assert len(re.findall(r"^layer \d  ", end, re.MULTILINE)) == sum(alive)
     counts = pruned_parameters(network)
     assert f"9 blocks -> {sum(alive)}, {counts.weights:,} parameters -> {counts.transitive:,}." in end
-    assert "equal to the bit" in end
+    assert "bit-identical" in end
     assert "def forward(self, x):" in end
     assert end.splitlines()[-1] == "picture: runs/tiny-seed0/wiring.svg"
     assert (out / "wiring.svg").read_text() == mc.draw(network).svg
@@ -81,7 +81,7 @@ def test_a_network_of_equal_blocks_shows_none(type_in, tmp_path):
     assert not (tmp_path / "runs/tiny-seed0/wiring.svg").exists()
 
 
-def test_a_picture_that_cannot_be_written_is_told_and_is_no_failure(mixed, tmp_path, capsys, monkeypatch):
+def test_a_picture_that_cannot_be_written_is_reported_and_is_not_a_failure(mixed, tmp_path, capsys, monkeypatch):
     (tmp_path / "wiring.svg").mkdir()
     architecture.write_picture("<svg/>", tmp_path / "wiring.svg")
     assert "no picture: " in capsys.readouterr().out
@@ -100,7 +100,7 @@ def test_the_code_of_a_pruned_network_names_its_kinds_and_stays_code_when_made_r
     compile(shown, "slim", "exec")
     kept = {
         module.kind
-        for module, on in zip(model.stack.flat(), model.stack.masks.settled().alive, strict=True)
+        for module, on in zip(model.stack.flat(), model.stack.masks.current_wiring().alive, strict=True)
         if on and module.kind != "conv3x3"
     }
     assert kept
@@ -144,7 +144,7 @@ def test_a_run_of_unlike_branches_is_pruned_and_compared_with_a_chain_of_the_fir
     assert "a chain of conv3x3" in said.splitlines()[0]
     report = json.loads((tmp_path / "slim/report.json").read_text())
     network = from_run(mixed).network
-    assert report["modules"] == {"frozen": 9, "pruned": sum(network.stack.masks.settled().alive), "plain": 3}
+    assert report["modules"] == {"frozen": 9, "pruned": sum(network.stack.masks.current_wiring().alive), "plain": 3}
     plain = mc.mixed((1, 1), 4, 10, connectivity="prev", in_channels=1, kinds=("conv3x3", "identity"))
     assert report["parameters"]["plain"] == pruned_parameters(plain).transitive
     assert report["parameters"]["transitive"] == pruned_parameters(network).transitive

@@ -23,7 +23,7 @@ def run(capsys, *argv):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Images of one's own: 2 cats and 3 dogs to train, 1 and 1 to test."""
+    """Images of a user: 2 cats and 3 dogs to train, 1 and 1 to test."""
     image = pytest.importorskip("PIL.Image")
     for part, counts in (("train", {"cat": 2, "dog": 3}), ("val", {"cat": 1, "dog": 1})):
         for name, count in counts.items():
@@ -64,7 +64,7 @@ def test_the_command_runs_as_a_module():
     assert ran.stderr == ""
 
 
-def test_nobody_reading_the_output_is_no_reason_to_complain():
+def test_nobody_reading_the_output_is_not_an_error():
     reader, writer = os.pipe()
     os.close(reader)
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
@@ -103,7 +103,7 @@ def test_every_help_has_an_example(capsys, words):
         (["data", "check", "cifar100", "x", "--labels", "coars"], "'coarse'"),
     ],
 )
-def test_a_mistyped_word_is_told_the_nearest(capsys, words, near):
+def test_a_mistyped_word_names_the_nearest(capsys, words, near):
     code, printed, complaint = run(capsys, *words)
     assert (code, printed) == (2, "")
     assert complaint.startswith("error: ")
@@ -123,8 +123,8 @@ def test_a_command_that_is_not_whole_is_one_line_and_code_2(capsys, words):
 def test_check_says_what_is_in_a_set(capsys, small_cifar):
     code, printed, _ = run(capsys, "data", "check", "cifar10", "here")
     assert code == 0
-    assert "train:     5 images, 2 classes, 2 (ape) to 3 (bee) a class\n             ape 2, bee 3\n" in printed
-    assert "test:      2 images, 2 classes, 1 a class" in printed
+    assert "train:     5 images, 2 classes, 2 (ape) to 3 (bee) per class\n             ape 2, bee 3\n" in printed
+    assert "test:      2 images, 2 classes, 1 per class" in printed
     assert "image:     3 x 32 x 32" in printed
     assert "checksums: as published" in printed
 
@@ -153,7 +153,7 @@ def test_check_of_a_set_that_is_not_there_says_how_to_get_it(capsys, tmp_path):
 def test_check_decodes_every_file_of_a_folder(capsys, folder):
     code, printed, progress = run(capsys, "data", "check", "folder", folder)
     assert code == 0
-    assert "train:     5 images in train/, 2 classes, 2 (cat) to 3 (dog) a class" in printed
+    assert "train:     5 images in train/, 2 classes, 2 (cat) to 3 (dog) per class" in printed
     assert "image:" not in printed
     assert progress == "train files: 5 of 5\ntest files: 2 of 2\n"
 
@@ -161,7 +161,7 @@ def test_check_decodes_every_file_of_a_folder(capsys, folder):
 @pytest.mark.parametrize("form", [[], ["--json"]])
 def test_check_names_the_files_that_cannot_be_read(capsys, folder, form):
     (folder / "train" / "dog" / "1.png").write_bytes(b"junk")
-    (folder / "val" / "cat" / os.fsdecode(b"\xff.png")).write_bytes(b"junk")  # a name that is no text
+    (folder / "val" / "cat" / os.fsdecode(b"\xff.png")).write_bytes(b"junk")  # a name that is not text
     code, printed, complaint = run(capsys, "data", "check", "folder", folder, *form)
     names = ["train/dog/1.png", "val/cat/\udcff.png"]
     assert code == 2
@@ -228,7 +228,7 @@ def test_build_mini_hands_its_arguments_on(capsys, monkeypatch, tmp_path):
         (
             PermissionError(13, "Permission denied", "/there"),
             2,
-            "error: /there: Permission denied; mend that and try again.\n",
+            "error: /there: Permission denied; fix this and retry.\n",
         ),
     ],
 )

@@ -109,9 +109,9 @@ def test_check_has_a_line_for_each_recipe_and_stops_at_the_first_wrong_one(capsy
     assert printed.splitlines() == [
         f"ok  {mine}:learned: ResNet-38, learned K=10, 80 epochs of cifar100",
         f"ok  {mine}:short: ResNet-38, prev, 51 epochs of cifar100",
-        f"ok  {mine}:wired: ResNet-8, a wiring of its own, 80 epochs of cifar100",
+        f"ok  {mine}:wired: ResNet-8, explicit wiring, 80 epochs of cifar100",
     ]
-    assert complaint == f"error: {mine}:broken: model.fanin is not a field; did you mean model.fan_in?\n"
+    assert complaint == f"error: {mine}:broken: unknown field `model.fanin`; did you mean `model.fan_in`?\n"
 
 
 def test_check_takes_several_files(capsys):
@@ -130,7 +130,7 @@ def test_check_takes_the_name_of_one_recipe(capsys, mine):
     assert (code, [line.split(":")[-2] for line in printed.splitlines()]) == (0, ["ok  quick/digits-prev", "never"])
 
 
-def test_one_epoch_is_no_epochs(capsys, tmp_path):
+def test_one_epoch_is_not_plural(capsys, tmp_path):
     path = tmp_path / "one.toml"
     path.write_text(
         "base = 'paper/cifar100-resnet38-learned'\n[[phase]]\nname = 'all'\nepochs = 1\nlr = 0.1\nmask_lr = 0.3\n"
@@ -141,17 +141,20 @@ def test_one_epoch_is_no_epochs(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["recipes", "shw"], "the verb is 'shw'; it must be one of show, check. Did you mean 'show'?"),
+        (["recipes", "shw"], "the command is 'shw'; it must be one of show, check. Did you mean 'show'?"),
         (["recipes", "show", "digits"], "Did you mean 'quick/digits'?"),
-        (["recipes", "show", "quick/digits", "--set", "model.fanin=4"], "did you mean model.fan_in?"),
-        (["recipes", "show", "quick/digits", "--set", "seed"], "needed is FIELD=VALUE, such as model.fan_in=4."),
-        (["recipes", "check", "none.toml"], "none.toml cannot be read: No such file or directory; "),
+        (["recipes", "show", "quick/digits", "--set", "model.fanin=4"], "did you mean `model.fan_in`?"),
+        (
+            ["recipes", "show", "quick/digits", "--set", "seed"],
+            "seed is not a setting; write FIELD=VALUE, such as model.fan_in=4.",
+        ),
+        (["recipes", "check", "none.toml"], "none.toml cannot be read: No such file or directory. "),
         (
             ["recipes", "check", "none.tml"],
             "the recipe is 'none.tml'; it must be one that `maskconnect recipes` lists, or ",
         ),
-        (["recipes", "show"], "the following arguments are required: NAME; see: maskconnect recipes show --help"),
-        (["recipes", "check"], "the following arguments are required: FILE; see: maskconnect recipes check --help"),
+        (["recipes", "show"], "missing: NAME; see: maskconnect recipes show --help"),
+        (["recipes", "check"], "missing: FILE; see: maskconnect recipes check --help"),
     ],
 )
 def test_a_mistake_is_one_line_and_code_2(capsys, words, said):

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 import maskconnect as mc
-from maskconnect.core.align import align, leads_through
+from maskconnect.core.align import align, aligns_via
 
 
 def test_the_same_shape_is_the_same_tensor():
@@ -62,7 +62,7 @@ def test_an_align_of_the_users_own_takes_over():
 @pytest.mark.parametrize(
     ("wrong", "says"), [(lambda source, _: source, r"returned \(5, 6\)"), (lambda *_: "no", "returned str")]
 )
-def test_an_align_that_returns_something_else_is_told_so(wrong, says):
+def test_an_align_that_returns_something_else_is_an_error(wrong, says):
     stack = mc.MaskedStack([torch.nn.Linear(4, 6), torch.nn.Linear(6, 3), torch.nn.Linear(3, 2)], 2, align=wrong)
     with pytest.raises(mc.ConnectivityError, match=says):
         stack(torch.randn(5, 4))
@@ -88,10 +88,10 @@ def test_the_way_through_a_shape_in_between_gives_the_same(length, first, second
     shapes = [torch.Size((1, channels, n, n)) for channels, n in ((2, length), (3, halved[first]), (4, halved[-1]))]
     source = torch.randn(shapes[0])
     direct = align(source, shapes[2])
-    if leads_through(*shapes):
+    if aligns_via(*shapes):
         assert torch.equal(align(align(source, shapes[1]), shapes[2]), direct)
-    assert leads_through(*(torch.Size((1, 2, n, n)) for n in (32, 16, 8)))
-    assert not leads_through(*(torch.Size((1, 2, n, n)) for n in (27, 14, 3)))
+    assert aligns_via(*(torch.Size((1, 2, n, n)) for n in (32, 16, 8)))
+    assert not aligns_via(*(torch.Size((1, 2, n, n)) for n in (27, 14, 3)))
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])

@@ -9,7 +9,7 @@ from networks import blending, conv_blocks, mlp_blocks, mlp_layers
 import maskconnect as mc
 from maskconnect.core.aggregate import masked_total
 from maskconnect.core.credit import Sampler
-from maskconnect.core.learning import shares
+from maskconnect.core.sampling import shares
 
 X = torch.randn(3, 4, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 REAL_TS = torch.tensor([[0.5, 0.3, 0.2, 0.0], [0.9, 0.05, 0.05, 0.0], [0.25, 0.25, 0.25, 0.25], [1.0, 0.0, 0.0, 0.0]])
@@ -142,7 +142,9 @@ def test_an_aggregation_of_ones_own_gets_the_shares():
 
 def test_sources_of_half_precision_are_added_up_in_single():
     sources = [torch.full((2, 3), value, dtype=torch.float16) for value in (60000.0, 60000.0, -60000.0)]
-    x = masked_total(torch.full((3,), 0.75), sources, 1, Sampler().seen((1.0, sources)), weights=[0.75] * 3)
+    x = masked_total(
+        torch.full((3,), 0.75), sources, 1, Sampler().seen((1.0, list(enumerate(sources)))), weights=[0.75] * 3
+    )
     assert x.dtype == torch.float16
     assert (x == 45000).all()  # on the way it is 90000, too much for float16
 
@@ -164,7 +166,7 @@ def test_with_decay_masks_move_by_less_and_less_and_at_last_not_at_all():
         for _ in range(5):
             optimizer.zero_grad()
             stack(x).square().mean().backward()
-            before = stack.masks.real.detach().clone()  # normalised by the forward pass
+            before = stack.masks.real.detach().clone()  # normalized by the forward pass
             optimizer.step()
             found.append((stack.masks.real - before).norm(dim=1).max().item())
         return found

@@ -12,7 +12,8 @@ from torch import nn
 import maskconnect as mc
 from maskconnect.core.budget import Budget, parameters_of
 from maskconnect.core.fit import fit, smallest_cost
-from maskconnect.core.learning import from_plain, normalize_, shares, to_plain
+from maskconnect.core.mask_saving import from_plain, to_plain
+from maskconnect.core.sampling import normalize_, shares
 from maskconnect.core.wiring import reaching_output
 from maskconnect.errors import ConfigError
 
@@ -44,7 +45,7 @@ def train(stack, optimizer, steps, x=X):
 
 def used_part(stack):
     sizes = [sum(p.numel() for p in module.parameters()) for module in stack.flat()]
-    alive = stack.masks.settled().alive
+    alive = stack.masks.current_wiring().alive
     return sum(size for size, on in zip(sizes, alive, strict=True) if on) / sum(sizes)
 
 
@@ -217,7 +218,7 @@ def test_blocks_that_matter_stay(seed):
         (stack(x) - x - target - noise).square().mean().backward()
         optimizer.step()
     mc.freeze(stack)
-    alive = {k for k, on in enumerate(stack.masks.settled().alive) if on}
+    alive = {k for k, on in enumerate(stack.masks.current_wiring().alive) if on}
     assert useful | {0, 8} == alive
 
 
@@ -285,7 +286,7 @@ def test_other_costs_than_parameters_can_be_counted():
     optimizer = attached(stack, mc.Blend(steps=10, keep=0.5, costs=[0, 1, 1, 1, 1, 0]))
     train(stack, optimizer, 10)
     mc.freeze(stack)
-    assert sum(stack.masks.settled().alive[1:5]) <= 2
+    assert sum(stack.masks.current_wiring().alive[1:5]) <= 2
 
 
 def test_parameters_that_modules_share_are_not_counted():
@@ -301,16 +302,20 @@ def test_parameters_that_modules_share_are_not_counted():
         (chain, {"keep": 1.1}, "keep is 1.1; it must be above 0 and at most 1"),
         (chain, {"keep": "half"}, "keep is 'half'"),
         (chain, {"keep": 0.1}, r"keep is 0.1; the smallest possible here is 0.\d+, because the first and the last"),
-        (lambda: chain(use_all=True), {"keep": 0.8}, "use_all=True has every module read; choose one of the two"),
+        (
+            lambda: chain(use_all=True),
+            {"keep": 0.8},
+            "use_all=True makes every module read. Set keep=1 or",
+        ),
         (lambda: chain(aggregation="stream"), {"keep": 0.8}, "aggregation='stream' reads every module"),
         (chain, {"keep": 0.8, "costs": [1, 2]}, "costs has 2 numbers; the stack has 6 modules"),
         (chain, {"keep": 0.8, "costs": [-1] * 6}, "costs has -1.0; each must be a finite number of 0 or more"),
         (chain, {"keep": 0.8, "costs": 3}, "costs is 3; it must be a list with one number per module"),
-        (lambda: mc.MaskedStack([nn.Tanh()] * 3, 1), {"keep": 0.8}, "no module has parameters of its own"),
+        (lambda: mc.MaskedStack([nn.Tanh()] * 3, 1), {"keep": 0.8}, "the cost of every module is 0; pass costs"),
         (
             lambda: mc.MaskedStack([nn.LazyLinear(4) for _ in range(3)], 1),
             {"keep": 0.8},
-            "run a batch before mc.attach",
+            "Run a batch before mc.attach",
         ),
     ],
 )
@@ -329,10 +334,10 @@ def test_the_smallest_budget_that_the_error_names_works():
     optimizer = attached(stack, mc.Blend(steps=5, keep=smallest))
     train(stack, optimizer, 5)
     mc.freeze(stack)
-    assert [k for k, on in enumerate(stack.masks.settled().alive) if on] == [0, 1, 5]
+    assert [k for k, on in enumerate(stack.masks.current_wiring().alive) if on] == [0, 1, 5]
 
 
 def test_a_budget_goes_down_in_a_straight_line_and_then_stays():
     _, budget, _ = random_case(6, 1, seed=0, keep=0.6)
     assert isinstance(budget, Budget)
-    assert [budget.most_after(part) for part in (0, 0.35, 0.7, 1)] == pytest.approx([1, 0.8, 0.6, 0.6])
+    assert [budget.limit_after(part) for part in (0, 0.35, 0.7, 1)] == pytest.approx([1, 0.8, 0.6, 0.6])

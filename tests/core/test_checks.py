@@ -26,8 +26,8 @@ import maskconnect as mc
         ({"connectivity": "random"}, "connectivity 'random' needs fan_in"),
         ({"fan_in": 2, "connectivity": "lerned"}, "connectivity is 'lerned'; it must be one of learned, prev, full"),
         ({"fan_in": 2, "connectivity": "lerned"}, "Did you mean 'learned'?"),
-        ({"fan_in": 2, "connectivity": None}, "connectivity holds None where a list of sources was needed"),
-        ({"fan_in": 2, "connectivity": numpy.eye(4)}, "where a list of sources was needed"),
+        ({"fan_in": 2, "connectivity": None}, "connectivity holds None; a wiring has a list of sources"),
+        ({"fan_in": 2, "connectivity": numpy.eye(4)}, "; a wiring has a list of sources"),
         (
             {"fan_in": 2, "aggregation": numpy.eye(4)},
             "it must be one of mean, residual, stream, sum, scaled, or a callable",
@@ -42,8 +42,8 @@ import maskconnect as mc
         ({"fan_in": 2, "seed": 1.5}, "seed is 1.5; it must be an integer"),
         ({"fan_in": 2, "wiring": [[], [0], [3], [0]]}, "wiring: module 2 lists source 3; it may read only"),
         ({"connectivity": [[], [0], [2], [0]]}, "connectivity: module 2 lists source 2; it may read only"),
-        ({"connectivity": "prev", "wiring": [[], [0], [0], [0]]}, "module 2 read what `wiring` does not allow"),
-        ({"connectivity": [[], [0], [1], [1]], "wiring": [[], [0], [0], [1]]}, "module 2 read what `wiring`"),
+        ({"connectivity": "prev", "wiring": [[], [0], [0], [0]]}, "module 2 reads [1]; `wiring` allows [0]"),
+        ({"connectivity": [[], [0], [1], [1]], "wiring": [[], [0], [0], [1]]}, "module 2 reads [1]; `wiring`"),
     ],
 )
 def test_a_bad_argument_of_a_stack(arguments, says):
@@ -70,7 +70,7 @@ def test_bad_modules(modules, says):
 @pytest.mark.parametrize(
     ("rates", "says"),
     [
-        ({"lr": 0.1, "mask_lr": -0.1}, "mask_lr is -0.1; it must be a number of 0 or more"),
+        ({"lr": 0.1, "mask_lr": -0.1}, "mask_lr is -0.1; it must be a finite number of 0 or more"),
         ({"lr": -1, "mask_lr": 0.1}, "lr is -1"),
         ({"lr": True, "mask_lr": 0.1}, "lr is True"),
         ({"lr": 0.1, "mask_lr": float("nan")}, "mask_lr is nan"),
@@ -97,7 +97,7 @@ def test_a_model_without_a_stack(verb):
         lambda: mc.param_groups([nn.Linear(2, 2)], lr=0.1, mask_lr=0.1),
     ],
 )
-def test_a_model_that_is_none(call):
+def test_what_is_not_a_model_is_an_error(call):
     with pytest.raises(mc.ConfigError, match=r"it must be an nn\.Module"):
         call()
 
@@ -108,7 +108,7 @@ def test_attach_with_its_arguments_swapped():
         mc.attach(stack, torch.optim.SGD(stack.parameters(), lr=0.1))
 
 
-def test_lbfgs_is_told_to_take_the_weights_only():
+def test_lbfgs_must_take_the_weights_only():
     stack = mc.MaskedStack(mlp_blocks(3), 1)
     with pytest.raises(mc.ConfigError, match="LBFGS evaluates the loss several times per step"):
         mc.attach(torch.optim.LBFGS(stack.parameters()), stack)
@@ -145,7 +145,7 @@ def test_modules_that_return_no_tensor_need_an_aggregation_that_understands_them
 
 def test_a_damaged_state_of_the_generator():
     stack = mc.MaskedStack(mlp_blocks(3), 1)
-    with pytest.raises(mc.CheckpointError, match="the saved state of the masks is damaged"):
+    with pytest.raises(mc.CheckpointError, match="the saved masks are damaged"):
         stack.load_state_dict(stack.state_dict() | {"masks._extra_state": torch.zeros(3, dtype=torch.uint8)})
 
 
@@ -161,7 +161,7 @@ def test_every_error_is_a_mask_connect_error():
 
 
 @pytest.mark.parametrize("connectivity", ["learned", "random"])
-def test_a_fan_in_that_no_target_can_have_is_told_with_the_largest_possible(connectivity):
+def test_a_fan_in_that_no_target_can_have_is_reported_with_the_largest_possible(connectivity):
     with pytest.warns(UserWarning, match="fan_in is 99, but no module has more than 3 candidates: K is 3"):
         stack = mc.MaskedStack(mlp_blocks(4), 99, connectivity=connectivity)
     assert stack.masks.fan_in.tolist() == [1, 2, 3]

@@ -2,6 +2,7 @@
 
 import copy
 import shutil
+from functools import partial
 
 import pytest
 import torch
@@ -43,13 +44,14 @@ def train(run, model, optimizer, x, steps):
         yield loss.detach(), grads, masks
 
 
-def assert_alike(found, expected):
+def assert_alike(found, expected, tolerance=1e-5):
+    close = partial(torch.testing.assert_close, rtol=tolerance, atol=tolerance)
     for (loss, grads, masks), (wanted_loss, wanted_grads, wanted_masks) in zip(found, expected, strict=True):
-        torch.testing.assert_close(loss, wanted_loss, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(grads, wanted_grads, rtol=1e-5, atol=1e-5)
+        close(loss, wanted_loss)
+        close(grads, wanted_grads)
         for (binary, real), (wanted_binary, wanted_real) in zip(masks, wanted_masks, strict=True):
             assert torch.equal(binary, wanted_binary)
-            torch.testing.assert_close(real, wanted_real, rtol=1e-5, atol=1e-5)
+            close(real, wanted_real)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -88,11 +90,12 @@ STACKS = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", STACKS)
 def test_every_kind_of_stack_learns_in_one_graph(kind, way):
-    stack, x = STACKS[kind](), IMAGES if kind in ("mean", "resnet", "mixed") else X
+    stack, x = STACKS[kind]().double(), (IMAGES if kind in ("mean", "resnet", "mixed") else X).double()
     twin = copy.deepcopy(stack)
     run, counter = compiled(stack, "eager")
     found = train(run, stack, optimizer_of(stack, WAYS[way]), x, 3)
-    assert_alike(found, train(twin, twin, optimizer_of(twin, WAYS[way]), x, 3))
+    expected = train(twin, twin, optimizer_of(twin, WAYS[way]), x, 3)
+    assert_alike(found, expected, 1e-10)  # in float32, mask updates of length 1 magnify the rounding of tiny gradients
     assert counter.frame_count == 1
 
 

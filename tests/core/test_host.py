@@ -1,4 +1,4 @@
-"""A learning step never waits for the device, but for one copy of the real masks: nothing else is read on the host.
+"""A learning step never waits for the device, except for one copy of the real masks: nothing else is read on the host.
 
 There is no GPU here. Parameters, buffers and inputs count as the device's, and so does whatever an operation makes of
 them; a dispatch mode notes every operation that would have to wait for the device.

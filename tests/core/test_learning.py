@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from maskconnect.core.learning import largest, noisy_scores, normalize_
+from maskconnect.core.sampling import largest, noisy_scores, normalize_
 
 
 def exact_probabilities(weights, fan_in):

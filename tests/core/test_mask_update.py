@@ -30,7 +30,7 @@ OPTIMIZERS = {
     "SGD with Nesterov": lambda groups: torch.optim.SGD(groups, momentum=0.9, nesterov=True),
     "Adam": torch.optim.Adam,
     "Adam, fused": lambda groups: torch.optim.Adam(groups, fused=True),
-    "Adam, maximising": lambda groups: torch.optim.Adam(groups, maximize=True),
+    "Adam, maximizing": lambda groups: torch.optim.Adam(groups, maximize=True),
     "AdamW": torch.optim.AdamW,
     "NAdam": torch.optim.NAdam,
     "RAdam": torch.optim.RAdam,
@@ -49,7 +49,7 @@ def test_every_optimizer_steps_the_masks_by_plain_clipped_gradient_descent(name)
     stack = mc.MaskedStack(mlp_blocks(6), fan_in=2)
     optimizer = OPTIMIZERS[name](mc.param_groups(stack, lr=0.01, mask_lr=0.3, weight_decay=1e-2))
     mc.attach(optimizer, stack)
-    sign = -1 if "maximising" in name else 1
+    sign = -1 if "maximizing" in name else 1
     for _ in range(4):
         weight = stack.blocks[5][0].weight.clone()
         assert_one_step_is_algorithm_1(stack, optimizer, sign * 0.3)
@@ -225,14 +225,14 @@ def stepped(gradient, rate=0.3):
     return before, grad, stack.masks.real.detach(), stack.masks.candidate_TS
 
 
-def centred(grad, candidate):
+def centered(grad, candidate):
     mean = torch.stack([row[on].mean() for row, on in zip(grad, candidate, strict=True)])
     return (grad - mean[:, None]) * candidate
 
 
 def test_of_a_direction_the_rate_is_how_far_a_mask_goes():
     before, grad, after, candidate = stepped("direction", rate=1e-3)
-    towards = -centred(grad, candidate)
+    towards = -centered(grad, candidate)
     moved = towards.norm(dim=1) > 0  # not where there is one candidate, nor where nobody reads the target
     assert moved[-1]
     assert not moved[0]

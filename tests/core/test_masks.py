@@ -57,7 +57,7 @@ def test_a_start_that_cannot_be_meant_is_an_error(start):
         mc.MaskedStack(mlp_blocks(4), 2, mask_init=start)
 
 
-def test_train_mode_draws_anew_and_eval_mode_uses_the_top_k():
+def test_train_mode_draws_again_and_eval_mode_uses_the_top_k():
     stack = biased(learned())
     assert len(set(map(str, taken(stack, 10, X)))) > 5
     stack.eval()
@@ -80,7 +80,7 @@ def test_a_fan_in_for_each_target():
     assert stack.masks.binary.sum(dim=1).tolist() == [1, 1, 3, 4]
 
 
-def test_a_draw_writes_the_normalised_real_masks_back():
+def test_a_draw_writes_the_normalized_real_masks_back():
     stack = biased(learned())
     stack(X)
     torch.testing.assert_close(stack.masks.real.sum(dim=1), torch.ones(5))
@@ -198,11 +198,11 @@ def test_neither_dropout_nor_data_order_nor_another_stack_changes_the_draws():
 
     noisy = learned(seed=2)
     noisy.blocks[0].append(nn.Dropout(0.5))
-    neighbour = learned(seed=2)
+    neighbor = learned(seed=2)
     found = []
     for _ in range(6):
         torch.randperm(10)
-        neighbour(X)
+        neighbor(X)
         found += taken(noisy, 1, X)
     assert found == alone
 

@@ -133,7 +133,7 @@ def test_a_run_that_is_saved_and_resumed_ends_as_one_that_was_not(make, frozen):
 
 
 def learn(model, optimizer, steps):
-    """So many steps; the temperature of each."""
+    """Take this number of steps, and return the temperature of each."""
     found = []
     for _ in range(steps):
         masks = masks_of(model)[0]
@@ -201,7 +201,7 @@ def test_attaching_one_stack_elsewhere_leaves_the_other_where_it_was():
     assert (int(model.body[1].masks.progress), int(model.head.masks.progress)) == (2, 0)
 
 
-def test_another_way_starts_at_its_first_step_and_the_same_goes_on():
+def test_another_way_starts_at_its_first_step_and_the_same_continues():
     stack = mc.MaskedStack(mlp_blocks(6), fan_in=2)
     optimizer = torch.optim.SGD(mc.param_groups(stack, lr=0.01, mask_lr=0.03))
     for how, expected in ((mc.Blend(steps=5), [1, 0.75]), (mc.Blend(steps=5), [0.5]), (mc.Blend(steps=3), [1, 0.5])):
@@ -219,7 +219,7 @@ def test_an_optimizer_and_its_model_are_forgotten_together():
     assert masks() is None
 
 
-def test_masks_that_favour_the_old_wiring_are_not_spread():
+def test_masks_that_favor_the_old_wiring_are_not_spread():
     def shares(**options):
         stack = blending(mc.MaskedStack(mlp_blocks(4), fan_in=1, mask_init=0.01), **options)
         return stack.masks.draw().mask_TS[-1]
@@ -236,7 +236,7 @@ def test_masks_that_favour_the_old_wiring_are_not_spread():
         (lambda: mc.Blend(steps=4, uniform_floor="no"), "uniform_floor is 'no'; it must be a number"),
         (lambda: mc.Blend(steps=4, gradient="none"), "it cannot blend them"),
         (lambda: mc.Draw(temperature=0.5), "temperature is 0.5; it must be 1"),
-        (lambda: mc.Draw(temperature=0.0, steps=3), "to cool down, start from 1"),
+        (lambda: mc.Draw(temperature=0.0, steps=3), "nothing to cool down. Set temperature=1"),
         (lambda: mc.Draw(gradient="centered"), "gradient is 'centered'; it must be one of plain, direction, rms, none"),
         (lambda: mc.Draw(gradient="none", steps=3), "a control that draws from uniform masks"),
     ],
@@ -279,7 +279,7 @@ def test_a_freeze_before_the_end_of_learning_is_told(how):
     mc.freeze(stack)
 
 
-def test_a_model_that_is_restored_from_its_state_dict_alone_goes_on_as_it_was():
+def test_a_model_that_is_restored_from_its_state_dict_alone_continues_as_it_was():
     stack = mc.MaskedStack(mlp_blocks(6), fan_in=2)
     optimizer = torch.optim.SGD(mc.param_groups(stack, lr=0.01, mask_lr=0.03))
     mc.attach(optimizer, stack, mc.Blend(steps=5))
@@ -334,7 +334,7 @@ def test_numbers_of_numpy_and_torch_are_numbers():
     assert stack.state_dict()
 
 
-def test_a_state_that_learned_otherwise_is_told_and_starts_from_the_beginning():
+def test_a_state_that_learned_otherwise_is_reported_and_starts_from_the_beginning():
     stack, again = (mc.MaskedStack(mlp_blocks(6), fan_in=2) for _ in range(2))
     optimizer = torch.optim.SGD(mc.param_groups(stack, lr=0.01, mask_lr=0.03))
     mc.attach(optimizer, stack)
@@ -356,7 +356,7 @@ def test_one_step_is_enough_to_blend():
 
 @pytest.mark.parametrize("attached_first", [False, True])
 @pytest.mark.parametrize("make", [lambda groups: torch.optim.SGD(groups, momentum=0.9), torch.optim.Adam])
-def test_a_blended_run_goes_on_cooling_where_it_was_saved(make, attached_first):
+def test_a_blended_run_continues_to_cool_where_it_was_saved(make, attached_first):
     def made(seed):
         torch.manual_seed(seed)
         model = Two()

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, CyclicLR, LambdaLR, OneC
 import maskconnect as mc
 
 X = torch.linspace(-1, 1, 18).reshape(3, 6)
-REPLACED = r"replaced mask_lr=0.3 by .*, the learning rate of the weights; .* max_lr=\[lr, mask_lr\]"
+REPLACED = r"replaced mask_lr=0.3 by .*, the learning rate of the weights\. .* max_lr=\[lr, mask_lr\]"
 
 
 def steps(optimizer, stack, scheduler, count=4):
@@ -116,7 +116,7 @@ def test_one_cycle_brings_masks_in_a_group_of_weights_up_to_their_rate():
         before = stack.masks.real.detach().clone()
         rates.append(0.3 * optimizer.param_groups[0]["lr"] / 0.2)
         optimizer.step()
-        lengths.append((stack.masks.real - before)[2].norm().item())  # a direction has length 1, but for the clip
+        lengths.append((stack.masks.real - before)[2].norm().item())  # a direction has length 1, except for the clip
         scheduler.step()
     assert max(rates) == pytest.approx(0.3, rel=0.1)
     assert all(length <= rate + 1e-6 for length, rate in zip(lengths, rates, strict=True))

@@ -6,7 +6,7 @@ import torch
 from networks import mlp_blocks, mlp_layers
 
 import maskconnect as mc
-from maskconnect.core.learning import MEMORY
+from maskconnect.core.learning import RMS_DECAY
 
 X = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
 
@@ -33,8 +33,8 @@ def test_an_entry_is_divided_by_the_root_mean_square_of_its_own_gradients_and_th
     square = torch.zeros_like(stack.masks.real)
     for n in range(1, 6):
         before, gradient, after = step(stack, optimizer)
-        square = MEMORY * square + (1 - MEMORY) * gradient**2
-        even = gradient / (square / (1 - MEMORY**n)).sqrt()
+        square = RMS_DECAY * square + (1 - RMS_DECAY) * gradient**2
+        even = gradient / (square / (1 - RMS_DECAY**n)).sqrt()
         move = 0.02 * (even - even.mean(dim=1, keepdim=True)) / 3**0.5
         torch.testing.assert_close(after, (before - move).clamp(0, 1), rtol=1e-4, atol=1e-6)
 
@@ -48,7 +48,7 @@ def test_the_scale_of_the_loss_does_not_matter():
     torch.testing.assert_close(*moves)
 
 
-def test_a_restored_stack_goes_on_as_if_nothing_had_happened():
+def test_a_restored_stack_continues_as_if_nothing_had_happened():
     stack, optimizer = learner()
     for _ in range(3):
         step(stack, optimizer)
@@ -70,7 +70,7 @@ def test_a_state_without_squares_is_that_of_version_0_1():
 def test_a_gradient_that_is_not_finite_leaves_no_trace():
     how, before = mc.Blend(steps=9, gradient="rms"), torch.full((1, 2), 0.5)
     after = how.squares(torch.tensor([[float("inf"), 1.0]]), before)
-    torch.testing.assert_close(after, torch.tensor([[0.5, MEMORY * 0.5 + 1 - MEMORY]]))
+    torch.testing.assert_close(after, torch.tensor([[0.5, RMS_DECAY * 0.5 + 1 - RMS_DECAY]]))
 
 
 def test_entries_without_a_gradient_and_paddings_stay():

@@ -114,7 +114,7 @@ def test_while_learning_every_module_runs_and_afterwards_only_those_that_reach_t
         stack(X)
     assert [len(block.runs) for block in blocks] == [10] * 5
     with torch.no_grad():
-        stack.masks.real.copy_(torch.eye(4))  # target j reads source j - 1, but for the last:
+        stack.masks.real.copy_(torch.eye(4))  # target j reads source j - 1, except for the last:
         stack.masks.real[3] = torch.tensor([0.0, 1.0, 0.0, 0.0])
     mc.freeze(stack)
     for block in blocks:
@@ -167,7 +167,7 @@ class Doubled(nn.Module):
     "layers", [[[Doubled(), Doubled()], [nn.Identity()] * 2], [[nn.Identity()] * 2, [Doubled(), Doubled()]]]
 )
 @pytest.mark.parametrize("connectivity", ["full", "prev"])
-def test_branches_that_change_their_input_in_place_do_not_change_their_neighbours(layers, connectivity):
+def test_branches_that_change_their_input_in_place_do_not_change_their_neighbors(layers, connectivity):
     stack = mc.MaskedStack(layers, connectivity=connectivity)
     assert stack(torch.ones(1, 1)).item() == 2
 
@@ -211,7 +211,7 @@ def test_looking_up_a_shape_leaves_the_global_generator_alone():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_an_input_that_is_no_tensor_spares_the_unread_modules_too():
+def test_an_input_that_is_not_a_tensor_spares_the_unread_modules_too():
     class First(nn.Module):
         def forward(self, pair):
             return pair[0] + pair[1] if isinstance(pair, tuple) else pair

@@ -71,7 +71,7 @@ def test_draws_and_the_freeze_use_all_modules(layered):
     assert all(min(found[:ends]) > 0 for found in readers)
     assert len({stack.masks.draw().sources for _ in range(30)}) > 1
     mc.freeze(stack)
-    assert all(stack.masks.settled().alive)
+    assert all(stack.masks.current_wiring().alive)
 
 
 def test_without_it_modules_are_left_out():
@@ -82,8 +82,8 @@ def test_without_it_modules_are_left_out():
 def test_random_connectivity_can_use_all_modules():
     plain = mc.MaskedStack(mlp_blocks(8), 2, connectivity="random", seed=3)
     whole = mc.MaskedStack(mlp_blocks(8), 2, connectivity="random", use_all=True, seed=3)
-    assert not all(plain.masks.settled().alive)
-    assert all(whole.masks.settled().alive)
+    assert not all(plain.masks.current_wiring().alive)
+    assert all(whole.masks.current_wiring().alive)
 
 
 def test_a_saved_network_remembers(tmp_path):
@@ -102,4 +102,4 @@ def test_a_random_wiring_that_is_frozen_in_the_end_uses_all_too():
         model = mc.resnet(20, 10, 2, use_all=True, seed=seed)
         model.stack.masks.fix_at_random(seed)
         assert mc.wiring_of(model) == mc.wiring_of(mc.resnet(20, 10, 2, connectivity="random", use_all=True, seed=seed))
-        assert all(model.stack.masks.settled().readers[:-1])
+        assert all(model.stack.masks.current_wiring().readers[:-1])

@@ -64,7 +64,7 @@ def test_only_modules_with_a_path_to_the_output_reach_it():
         ([[], [0], [], [0]], "module 2 has no source"),
         ([[], [0], [0, 0], [0]], "module 2 lists a source twice"),
         ([[], [0], [0.5], [0]], "a source of module 2 is 0.5; it must be an integer"),
-        ([[], [0], 0, [0]], "holds 0 where a list of sources was needed"),
+        ([[], [0], 0, [0]], "holds 0; a wiring has a list of sources"),
         ([[], [0]], "has 2 rows; the stack has 4 modules"),
         ({"a": [[]], "b": [[]]}, "is a dict"),
     ],
@@ -81,7 +81,7 @@ def test_a_wiring_that_does_not_fit_is_one_clear_error(plain, says):
             [[[], [], []], [[3], [0]], [[0], [0], [0]]],
             "branch 0 of layer 1 lists source 3; it may read only the branch",
         ),
-        ([[[], [], []], [[0]], [[0], [0], [0]]], "layer 1 has 1 rows and 2 branches"),
+        ([[[], [], []], [[0]], [[0], [0], [0]]], "layer 1 has 1 rows; it has 2 branches"),
         ([[[], [], []], [[0], [0]]], "has 2 rows; the stack has 3 layers"),
     ],
 )

@@ -26,7 +26,7 @@ def test_a_test_image_is_the_plain_one_less_the_mean():
     torch.testing.assert_close(found, IMAGES.float() / 255 - mean)
 
 
-def test_a_test_image_that_is_larger_is_cut_in_the_centre_with_its_mean():
+def test_a_test_image_that_is_larger_is_cut_in_the_center_with_its_mean():
     mean = pixel_mean(IMAGES)
     found = prepare(IMAGES, Augmentation(size=8), mean, None)
     torch.testing.assert_close(found, (IMAGES.float() / 255 - mean)[:, :, 2:10, 2:10])
@@ -83,14 +83,14 @@ def test_jitter_changes_brightness_contrast_and_saturation_each_by_its_own_numbe
     assert torch.allclose(jittered(x, 0.4, torch.tensor([[0.5, 0.5, 0.5]])), x)
     brighter = jittered(x, 0.4, torch.tensor([[1.0, 0.5, 0.5]]))
     torch.testing.assert_close(brighter, 1.4 * x)
-    grey = (x * torch.tensor([0.299, 0.587, 0.114])[:, None, None]).sum(1, keepdim=True)
+    gray = (x * torch.tensor([0.299, 0.587, 0.114])[:, None, None]).sum(1, keepdim=True)
     contrast = jittered(x, 0.4, torch.tensor([[0.5, 0.0, 0.5]]))
-    torch.testing.assert_close(contrast, 0.6 * x + 0.4 * grey.mean())
+    torch.testing.assert_close(contrast, 0.6 * x + 0.4 * gray.mean())
     saturation = jittered(x, 0.4, torch.tensor([[0.5, 0.5, 0.0]]))
-    torch.testing.assert_close(saturation, 0.6 * x + 0.4 * grey)
+    torch.testing.assert_close(saturation, 0.6 * x + 0.4 * gray)
 
 
-def test_lighting_adds_one_colour_to_an_image_with_the_given_spread():
+def test_lighting_adds_one_color_to_an_image_with_the_given_spread():
     components = ((0.3, 0.1, 0.0), (0.0, 0.2, 0.1), (0.1, 0.0, 0.1))
     plan = Augmentation(size=12, lighting=0.1, components=components)
     x = torch.zeros(20000, 3, 1, 1)
@@ -106,16 +106,19 @@ def test_lighting_adds_one_colour_to_an_image_with_the_given_spread():
     [
         ({"size": 0}, "size is 0"),
         ({"size": 4, "pad": -1}, "pad is -1"),
-        ({"size": 4, "mean": "image"}, "mean is 'image'; it must be 'pixel', or one number a channel"),
-        ({"size": 4, "area": (0.5, 0.1)}, "needed are two shares, above 0 and up to 1, the smaller first"),
-        ({"size": 4, "shorter": (3, 9)}, "needed are two lengths from 4 on, the smaller first"),
-        ({"size": 4, "shorter": (4, 9), "area": (0.1, 1)}, "area and shorter are both given"),
-        ({"size": 4, "test_shorter": 3}, "test_shorter is 3; it must be 4, the size, or more"),
-        ({"size": 4, "std": (0.0, 1.0)}, "std is .*one number above 0 a channel"),
-        ({"size": 4, "mean": (0.1,), "std": (1.0, 1.0)}, "mean has 1 numbers and std 2"),
+        ({"size": 4, "mean": "image"}, "mean is 'image'; it must be 'pixel', or one number per channel"),
+        ({"size": 4, "area": (0.5, 0.1)}, "it must be two shares above 0 and at most 1, the smaller first"),
+        ({"size": 4, "shorter": (3, 9)}, "it must be two lengths of at least 4 \\(the size\\), the smaller first"),
+        ({"size": 4, "shorter": (4, 9), "area": (0.1, 1)}, "area and shorter are both set"),
+        ({"size": 4, "test_shorter": 3}, "test_shorter is 3; it must be at least the size, 4"),
+        ({"size": 4, "std": (0.0, 1.0)}, "std is .*one number above 0 per channel"),
+        ({"size": 4, "mean": (0.1,), "std": (1.0, 1.0)}, "mean has 1 numbers and std has 2"),
         ({"size": 4, "lighting": 0.1, "components": ((1,), (1,), (1,))}, "three numbers each"),
         ({"size": 4, "jitter": 1.5}, r"jitter is 1\.5"),
-        ({"size": 4, "lighting": 0.1}, "lighting needs the three principal components"),
+        (
+            {"size": 4, "lighting": 0.1},
+            "lighting is set without components; set components to the three principal components",
+        ),
     ],
 )
 def test_a_plan_that_cannot_be_meant_is_an_error(plan, said):
@@ -124,16 +127,18 @@ def test_a_plan_that_cannot_be_meant_is_an_error(plan, said):
 
 
 def test_a_plan_for_another_number_of_channels_is_an_error():
-    grey, nothing = IMAGES[:, :1], torch.zeros(1, 1, 1)
+    gray, nothing = IMAGES[:, :1], torch.zeros(1, 1, 1)
     rgb = ((0.1, 0, 0), (0, 0.1, 0), (0, 0, 0.1))
-    with pytest.raises(mc.ConfigError, match="these images have 1 channels"):
-        prepare(grey, Augmentation(size=12, lighting=0.1, components=rgb), nothing, numbers())
-    with pytest.raises(mc.ConfigError, match="images have 3 channels; mean has 1"):
+    with pytest.raises(mc.ConfigError, match="lighting is set for images with 1 channels; it needs 3"):
+        prepare(gray, Augmentation(size=12, lighting=0.1, components=rgb), nothing, numbers())
+    with pytest.raises(mc.ConfigError, match="images have 3 channels and mean has 1"):
         prepare(IMAGES, Augmentation(size=12), nothing, None)
-    with pytest.raises(mc.ConfigError, match="images have 1 channels; mean has 1, and std must have as many"):
-        prepare(grey, Augmentation(size=12, std=(1, 2)), nothing, None)
+    with pytest.raises(
+        mc.ConfigError, match="images have 1 channels and mean has 1; mean and std need one number per channel"
+    ):
+        prepare(gray, Augmentation(size=12, std=(1, 2)), nothing, None)
 
 
 def test_a_crop_larger_than_the_image_is_an_error():
-    with pytest.raises(mc.DataError, match="images of 12x12 are smaller than the crop of 16x16"):
+    with pytest.raises(mc.DataError, match="images are 12x12, smaller than the crop of 16x16"):
         prepare(IMAGES, Augmentation(size=16), torch.zeros(3, 1, 1), numbers())

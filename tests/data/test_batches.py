@@ -12,7 +12,7 @@ from maskconnect.data import Arrays, Augmentation, Batches, Files, in_memory, lo
 from maskconnect.data.augment import GEOMETRY, LIGHTING, NUMBERS
 from maskconnect.data.batches import Pictures
 from maskconnect.data.decode import decode, resize
-from maskconnect.data.geometry import Box, area_box, centre_box, cut, shorter_box
+from maskconnect.data.geometry import Box, area_box, center_box, cut, shorter_box
 from maskconnect.data.randomness import uniform
 
 Image = pytest.importorskip("PIL.Image")
@@ -45,7 +45,7 @@ def test_an_image_is_augmented_otherwise_in_every_epoch(digits):
     assert len(shown) > 6
 
 
-def test_a_resumed_epoch_goes_on_as_it_would_have(digits):
+def test_a_resumed_epoch_continues_as_it_would_have(digits):
     whole = list(batches(digits, seed=3).epoch(2))
     rest = list(batches(digits, seed=3).epoch(2, first=5))
     assert len(rest) == len(whole) - 5
@@ -84,7 +84,7 @@ def test_a_batch_holds_crops_from_everywhere(digits):
 
 def test_a_rank_may_get_nothing_of_a_test_set_but_not_of_a_training_set(digits, files):
     few = digits.subset(torch.arange(9))
-    with pytest.raises(mc.ConfigError, match="would have 1 images for 2 ranks"):
+    with pytest.raises(mc.ConfigError, match="the last batch of an epoch has 1 images for 2 ranks"):
         batches(few, size=4, ranks=2)
     sizes = [[len(y) for _, y in batches(few, size=4, rank=r, ranks=2, training=False).epoch(0)] for r in (0, 1)]
     assert sizes == [[2, 2, 1], [2, 2, 0]]
@@ -105,7 +105,7 @@ def test_ranks_that_cannot_be_are_an_error(digits, options, said):
 
 
 def test_ways_to_cut_files_are_not_for_images_in_memory(digits):
-    with pytest.raises(mc.ConfigError, match="area and shorter are for images in files"):
+    with pytest.raises(mc.ConfigError, match="area or shorter is set, but images are in memory"):
         batches(digits, Augmentation(size=8, area=(0.5, 1)))
 
 
@@ -134,7 +134,7 @@ def test_augmentation_costs_little_beside_a_training_step():
 
 
 def test_a_batch_that_ranks_cannot_share_is_an_error(digits):
-    with pytest.raises(mc.ConfigError, match="the batch size is 64; it must be a multiple of the 3 ranks"):
+    with pytest.raises(mc.ConfigError, match="the batch size is 64; it must be a multiple of the number of ranks, 3"):
         batches(digits, ranks=3)
 
 
@@ -166,7 +166,7 @@ def test_pictures_are_the_same_whatever_the_number_of_workers(files):
 
 
 def test_where_a_picture_is_cut_follows_from_numbers_of_its_own(files):
-    """Neither from those that decide the order, nor from those that flip it and change its colours."""
+    """Neither from those that decide the order, nor from those that flip it and change its colors."""
     image, _ = Pictures(files, plan=PICTURES, seed=2, epoch=5)[7]
     numbers = uniform(2, 5, np.array([7]), NUMBERS)[0]
     wanted = cut(decode(files.root / files.names[7]), PICTURES, numbers[GEOMETRY:])
@@ -190,7 +190,9 @@ def test_a_picture_that_cannot_be_read_is_named(files, tmp_path):
 def test_pictures_that_are_not_cut_to_one_size_are_an_error(files):
     plan = Augmentation(size=16, mean=(0.5, 0.5, 0.5))
     for training, needed in ((True, "area or augmentation.shorter"), (False, "test_shorter")):
-        with pytest.raises(mc.ConfigError, match=f"nothing says how to cut them: set augmentation.{needed} in"):
+        with pytest.raises(
+            mc.ConfigError, match=rf"the recipe must say how to crop them\. Set augmentation.{needed}, or"
+        ):
             batches(files, plan, training=training)
 
 
@@ -200,9 +202,11 @@ def test_pictures_of_one_size_go_into_memory(tmp_path, files):
     small = Files(tmp_path, ("0.png", "1.png", "2.png"), torch.tensor([0, 1, 0]), ("a", "b"))
     for workers in (0, 2):
         assert in_memory(small, workers=workers).images[:, 0, 0, 0].tolist() == [0, 10, 20]
-    with pytest.raises(mc.DataError, match=r"1\.png is 31x43, 0\.png is 30x40: images that are kept in memory"):
+    with pytest.raises(
+        mc.DataError, match=r"1\.png is 31x43, 0\.png is 30x40; images in memory must have the same size"
+    ):
         in_memory(files)
-    with pytest.raises(mc.ConfigError, match="mean is 'pixel', which needs images of one size in memory"):
+    with pytest.raises(mc.ConfigError, match="mean is 'pixel', which needs images in memory"):
         mean_of(files, PLAN)
 
 
@@ -222,7 +226,7 @@ def test_an_area_crop_lies_inside_and_has_the_area_and_shape_that_it_should():
     assert shares[-40] > 0.65
 
 
-def test_an_area_crop_of_a_very_long_picture_falls_back_to_the_centre():
+def test_an_area_crop_of_a_very_long_picture_falls_back_to_the_center():
     box = area_box(10, 1000, (0.08, 1.0), np.full(53, 0.9))
     assert (box.height, box.width, box.left) == (10, 10, 495)
 
@@ -236,9 +240,9 @@ def test_a_crop_by_the_shorter_side_is_a_square_of_the_scaled_size():
     assert len(set(sides)) > 50
 
 
-def test_the_test_crop_is_the_centre():
-    assert centre_box(256, 320, 224 / 256) == Box(16, 48, 224, 224)
-    assert centre_box(512, 640, 224 / 256) == Box(32, 96, 448, 448)
+def test_the_test_crop_is_the_center():
+    assert center_box(256, 320, 224 / 256) == Box(16, 48, 224, 224)
+    assert center_box(512, 640, 224 / 256) == Box(32, 96, 448, 448)
 
 
 @pytest.mark.parametrize(("height", "width"), [(256, 256), (512, 640), (1280, 1024)])

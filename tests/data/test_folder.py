@@ -1,4 +1,4 @@
-"""Class folders become labelled files, in an order that does not depend on the disk."""
+"""Class folders become labeled files, in an order that does not depend on the disk."""
 
 import os
 import subprocess
@@ -44,7 +44,7 @@ def remove(folder):
     folder.rmdir()
 
 
-def test_classes_and_files_are_sorted_and_labelled_by_their_folders(tree):
+def test_classes_and_files_are_sorted_and_labeled_by_their_folders(tree):
     splits = read_folder(tree)
     assert splits.train.classes == splits.test.classes == ("cat", "dog")
     assert splits.train.names == ("train/cat/1.JPEG", "train/cat/2.png", "train/dog/1.JPEG", "train/dog/2.png")
@@ -133,7 +133,7 @@ def test_a_half_without_class_folders_is_an_error(tree):
 def test_validation_images_in_no_class_folders_are_an_error_that_says_to_sort_them(tree):
     (tree / "val").rename(tree / "other")
     write(tree / "val" / "ILSVRC2012_val_00000001.JPEG")
-    with pytest.raises(DataError, match="no class folders; the validation images must be sorted into a folder a class"):
+    with pytest.raises(DataError, match="no class folders; sort the validation images into one folder per class"):
         read_folder(tree)
 
 
@@ -216,7 +216,7 @@ class Spy:
         return self.function(names, verdicts, progress)
 
 
-def test_a_script_without_a_guard_is_told_what_it_lacks(tree):
+def test_a_script_without_a_guard_says_what_is_missing(tree):
     script = tree / "script.py"
     script.write_text(
         "import os; os.cpu_count = lambda: 2\n"
@@ -231,7 +231,7 @@ def test_a_script_without_a_guard_is_told_what_it_lacks(tree):
 
 def test_skip_unreadable_leaves_the_damaged_files_out(tree):
     damage(tree / "train" / "dog" / "1.JPEG")
-    with pytest.warns(UserWarning, match=r"1 files in .* are left out: train/dog/1\.JPEG"):
+    with pytest.warns(UserWarning, match=r"1 files in .* are skipped: train/dog/1\.JPEG"):
         splits = read_folder(tree, skip_unreadable=True)
     assert splits.train.names == ("train/cat/1.JPEG", "train/cat/2.png", "train/dog/2.png")
     torch.testing.assert_close(splits.train.labels, torch.tensor([0, 0, 1]))
@@ -249,7 +249,7 @@ def test_a_test_folder_without_classes_is_left_alone(tree):
 @pytest.mark.filterwarnings("ignore:1 files in")
 def test_a_class_of_damaged_files_only_is_an_error_that_names_it(tree):
     damage(tree / "val" / "dog" / "3.jpg")
-    with pytest.raises(DataError, match=r"class 'dog' has no readable image \(.*val/dog/3\.jpg"):
+    with pytest.raises(DataError, match=r"class 'dog' has no readable image; .*val/dog/3\.jpg"):
         read_folder(tree, skip_unreadable=True)
 
 

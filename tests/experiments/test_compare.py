@@ -46,7 +46,7 @@ def test_runs_are_compared_seed_by_seed(folder, type_in):
     assert learned.endswith("better, at n=3")
 
 
-def test_what_pruning_leaves_is_told_on_request(folder, tmp_path, type_in):
+def test_what_pruning_leaves_is_shown_on_request(folder, tmp_path, type_in):
     shutil.copytree(folder, tmp_path / "here")
     for seed, left in enumerate((900, 1000, 1400)):
         place = tmp_path / f"here/learned/{seed}/summary.json"
@@ -89,7 +89,7 @@ def test_some_seeds_alone_are_compared(folder, type_in):
     assert other["difference"] == pytest.approx(2.0)
     code, _, errors = type_in(*words, "7,8")
     assert code == 2
-    assert "no run of these seeds has ended; name runs of two recipes or more." in errors
+    assert "no run of these seeds has finished; name runs of two recipes or more." in errors
     code, _, errors = type_in(*words, "one")
     assert code == 2
     assert "--seeds is 'one'" in errors
@@ -99,7 +99,7 @@ def test_some_seeds_alone_are_compared(folder, type_in):
 def test_a_difference_that_nobody_can_see_is_one_sentence(folder, type_in, see):
     code, _, errors = type_in("compare", folder / "prev", folder / "learned", f"--see={see}")
     assert code == 2
-    assert errors == f"error: --see is {float(see)}; it must be a difference of 1e-06 or more, such as 0.5.\n"
+    assert errors == f"error: --see is {float(see)}; it must be at least 1e-06 points. Pass a difference such as 0.5.\n"
 
 
 def test_rows_have_the_names_they_are_given(folder, type_in):
@@ -107,7 +107,7 @@ def test_rows_have_the_names_they_are_given(folder, type_in):
     assert [line.split()[0] for line in type_in(*words, "chain", "ours")[1].splitlines()[1:3]] == ["chain", "ours"]
     code, _, errors = type_in(*words, "chain")
     assert code == 2
-    assert "--names has 1; needed is one for each of 2 rows: Fixed-Prev, K=1; Learned, K=2." in errors
+    assert "--names has 1, but there are 2 rows; pass one name per row: Fixed-Prev, K=1; Learned, K=2." in errors
 
 
 def test_several_baselines_have_a_column_each(folder, type_in):
@@ -127,7 +127,7 @@ def test_several_baselines_have_a_column_each(folder, type_in):
     assert "all runs are of one recipe (Fixed-Prev, K=1); name runs of two recipes or more." in errors
     code, _, errors = type_in(*both, "--see", "0.5")
     assert code == 2
-    assert "--json, --figure and --see go with one --baseline." in errors
+    assert "--json, --figure and --see work with one --baseline only; leave the others out." in errors
 
 
 def test_given_wirings_are_one_side_if_their_folders_differ_in_the_seed(folder, tmp_path):
@@ -175,8 +175,8 @@ def test_mistakes_are_one_sentence(folder, type_in, tmp_path):
     for words, sentence in (
         ([folder / "prev"], "all runs are of one recipe (Fixed-Prev, K=1); name runs of two"),
         ([folder / "prev", other], "were tested on different images"),
-        ([folder / "prev", unfinished], "has not ended"),
-        ([folder / "learned", again], "a run of a seed, 1, that was named before"),
+        ([folder / "prev", unfinished], "has not finished"),
+        ([folder / "learned", again], "is a second run of seed 1 of the same recipe"),
         ([tmp_path / "nowhere"], "does not exist"),
     ):
         code, said, errors = type_in("compare", *words)
@@ -195,13 +195,13 @@ def test_differences_are_drawn(folder, type_in, tmp_path, given):
     assert "Points of test accuracy over Fixed-Prev, K=1" in text
 
 
-def test_a_row_has_the_colour_of_its_verdict():
-    def colour(*pairs):
-        return Row("", paired_difference(pairs, [0.0] * len(pairs))).colour
+def test_a_row_has_the_color_of_its_verdict():
+    def color(*pairs):
+        return Row("", paired_difference(pairs, [0.0] * len(pairs))).color
 
-    assert colour(1.0, 1.1, 1.2) == BETTER
-    assert colour(-1.0, -1.1, -1.2) == WORSE
-    assert colour(-1.0, 1.0, 0.3) == colour(1.0) == INK
+    assert color(1.0, 1.1, 1.2) == BETTER
+    assert color(-1.0, -1.1, -1.2) == WORSE
+    assert color(-1.0, 1.0, 0.3) == color(1.0) == INK
 
 
 def test_rows_of_another_fan_in_say_what_else_is_set_in_them(folder, tmp_path):

@@ -67,24 +67,24 @@ def test_seeds_are_how_many_or_which(text, seeds):
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: values_of("4..1", "--fan-in"), "4..1 is no range"),
-        (lambda: values_of("1..999999999", "--fan-in"), "a range of more than 100,000"),
+        (lambda: values_of("4..1", "--fan-in"), "4..1 is not a range"),
+        (lambda: values_of("1..999999999", "--fan-in"), "has more than 100,000 values"),
         (lambda: values_of("", "--fan-in"), "must be values such as"),
         (lambda: values_of("1,1", "--fan-in"), "each once"),
-        (lambda: seeds_of("0"), "must be 1 or more"),
-        (lambda: seeds_of("-1"), "must be how many"),
-        (lambda: seeds_of("1.5,2"), "whole numbers"),
-        (lambda: field_and_values("model.fan_in"), "needed is FIELD=VALUES"),
+        (lambda: seeds_of("0"), "must be from 1 to 100,000"),
+        (lambda: seeds_of("-1"), "must be a number of seeds"),
+        (lambda: seeds_of("1.5,2"), "integers"),
+        (lambda: field_and_values("model.fan_in"), "it must be FIELD=VALUES"),
         (lambda: Grid(recipe="quick/digits", over=(("model.fan_in", ("0",)),)).cells(), "fan_in is 0"),
-        (lambda: Grid(recipe="quick/digits", over=(("model.fanin", ("1",)),)).cells(), "did you mean model.fan_in"),
+        (lambda: Grid(recipe="quick/digits", over=(("model.fanin", ("1",)),)).cells(), "did you mean `model.fan_in`?"),
         (lambda: Grid(recipe="quick/digitz").cells(), "Did you mean 'quick/digits'"),
         (lambda: Grid(recipe="quick/digits", over=(("about", ("1",)),) * 2).cells(), "name each field once"),
-        (lambda: Grid(recipe="quick/digits", over=(("seed", ("1", "2")),)).cells(), "give seeds by --seeds"),
-        (lambda: Grid(recipe="quick/digits", settings=("seed=3",)).cells(), "give seeds by --seeds"),
-        (lambda: Grid(recipe="quick/digits", over=(("phase.learn.lr", ("0.1", "1e-1")),)).cells(), "the same run"),
+        (lambda: Grid(recipe="quick/digits", over=(("seed", ("1", "2")),)).cells(), "use --seeds instead"),
+        (lambda: Grid(recipe="quick/digits", settings=("seed=3",)).cells(), "use --seeds instead"),
+        (lambda: Grid(recipe="quick/digits", over=(("phase.learn.lr", ("0.1", "1e-1")),)).cells(), "runs are equal"),
         (lambda: Grid(recipe="quick/digits", over=(("about", ("a/b", "a-b")),)).cells(), "the same folder"),
         (lambda: Grid(recipe="quick/digits", over=(("phase.lern.lr", ("1",)),)).cells(), "--over phase.lern.lr=1"),
-        (lambda: Grid(recipe="quick/digits", seeds=tuple(range(100_001))).cells(), "surely not meant"),
+        (lambda: Grid(recipe="quick/digits", seeds=tuple(range(100_001))).cells(), "the limit is 100,000"),
     ],
 )
 def test_a_mistake_is_one_sentence(make, sentence):
@@ -92,7 +92,7 @@ def test_a_mistake_is_one_sentence(make, sentence):
         make()
 
 
-def test_a_fan_in_that_no_block_can_have_is_told_and_named_by_what_it_is():
+def test_a_fan_in_that_no_block_can_have_is_reported_and_named_by_what_it_is():
     with pytest.warns(UserWarning, match="model.fan_in is 9, but no module has more than 8 candidates: K is 8"):
         (cell,) = Grid(recipe="quick/digits", over=(("model.fan_in", ("9",)),)).cells()
     assert wiring_name(cell.recipe.model) == "Learned, K=8"

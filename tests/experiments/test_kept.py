@@ -25,7 +25,7 @@ def test_a_kept_result_counts_as_done_when_the_run_is_gone(recipe, type_in, tmp_
     shutil.rmtree(tmp_path / "grid")
     code, said, errors = type_in(*words)
     assert (code, errors) == (0, "")
-    assert "2 have ended before" in said
+    assert "2 already finished" in said
     assert said[said.index("model.fan_in") :] == table
     assert not list((tmp_path / "grid").glob("fan_in*")), "nothing was run"
     code, said, _ = type_in("compare", "kept", "--on", "validation", "--json")
@@ -56,9 +56,9 @@ def test_only_the_very_same_run_is_done(tmp_path):
     ("content", "said"),
     [
         ("{", "cannot be read"),
-        ("{}", "is not a kept result"),
-        ('{"format": 3}', "is not a kept result"),
-        ('{"format": 1}', "tools/new_format.py converts results of format 1"),
+        ("{}", "is not a result file"),
+        ('{"format": 3}', "is not a result file"),
+        ('{"format": 1}', "tools/new_format.py of the repository converts it"),
         ('{"format": 2, "recipe": {}, "summary": {}, "starts": []}', "is damaged"),
     ],
 )
@@ -77,7 +77,7 @@ def test_a_run_without_validation_images_is_not_compared_on_them(recipe, type_in
     runs.run(runs.tiny(tmp_path, *(word.removeprefix("--set=") for word in SHORT)), tmp_path / "run")
     code, _, errors = type_in("compare", "run", "--on", "validation")
     assert code == 2
-    assert "run has no validation images; its recipe must set data.validation" in errors
+    assert "run has no validation images; use runs whose recipe sets data.validation" in errors
     code, _, errors = type_in("compare", "run", "--on", "train")
     assert code == 2
     assert "--on is 'train'" in errors
@@ -103,7 +103,7 @@ NUMBERS = ("Infinity", "-Infinity", "NaN", "1e999", "1" + "0" * 400, "true", "10
 
 
 @pytest.mark.parametrize("number", NUMBERS, ids=lambda number: number[:12])
-def test_a_kept_accuracy_that_is_no_share_is_an_error(kept_file, number):
+def test_a_kept_accuracy_that_is_not_a_share_is_an_error(kept_file, number):
     text = kept_file.read_text()
     top1 = json.loads(text)["summary"]["test"]["top1"]
     kept_file.write_text(text.replace(f'"top1": {top1}', f'"top1": {number}'))

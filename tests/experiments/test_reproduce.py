@@ -8,7 +8,7 @@ import pytest
 import runs
 
 from maskconnect.bench import steps
-from maskconnect.cli import reproduce
+from maskconnect.cli import untrained
 from maskconnect.core.wiring import Layout, random_sources
 from maskconnect.errors import ConfigError
 from maskconnect.experiments import paper
@@ -153,12 +153,12 @@ def test_results_are_kept_and_replaced(outcomes, tmp_path):
     assert [title in text for title in ("the first", "the second", "the third")] == [False, True, True]
     assert text.index("## table1, quick scale") < text.index("## table2, quick scale")
     (tmp_path / "mine.md").write_text("# Mine")
-    with pytest.raises(ConfigError, match="not a file of results"):
+    with pytest.raises(ConfigError, match="not a maskconnect file of results"):
         record(tmp_path / "mine.md", "table1", "quick", table, [])
     assert (tmp_path / "mine.md").read_text() == "# Mine"
 
 
-def test_a_commit_with_changes_is_told_from_one_without():
+def test_a_commit_with_changes_is_distinguished_from_one_without():
     options = Options(threads=1)
     for commit, said in (("a" * 40, "commit: aaaaaaaaaaaa"), ("a" * 40 + "+", "commit: aaaaaaaaaaaa+")):
         with pytest.MonkeyPatch.context() as patch:
@@ -207,7 +207,7 @@ def test_an_experiment_is_run_shown_drawn_and_not_run_again(type_in, tmp_path, m
     assert "- command: `maskconnect" in kept
     code, said, _ = type_in(*words)
     assert code == 0
-    assert "2 have ended before" in said
+    assert "2 already finished" in said
     code, _, errors = type_in("reproduce", "fig2", "--out", "fig")
     assert code == 2
     assert "scale is quick there and paper here" in errors
@@ -271,8 +271,8 @@ def test_learned_wirings_are_trained_again_as_they_are_and_shuffled(type_in, tmp
     assert sorted(k for row in wiring["_shuffled"] for k in row) == sorted(k for row in wiring[""] for k in row)
     code, said, _ = type_in(*words)
     assert code == 0
-    assert "3 have ended before" in said
-    assert "2 have ended before" in said
+    assert "3 already finished" in said
+    assert "2 already finished" in said
 
 
 def test_a_learned_run_without_a_result_leaves_a_gap_in_its_controls(tmp_path):
@@ -287,7 +287,7 @@ def test_a_learned_run_without_a_result_leaves_a_gap_in_its_controls(tmp_path):
     cells, gaps = wired_cells(rows, [failed, damaged], tmp_path)
     assert cells == []
     assert [gap.cell.recipe.seed for gap in gaps] == [0, 1]
-    assert "whose wiring it takes, has no result" in gaps[0].why
+    assert "learns its wiring and has no result" in gaps[0].why
     assert "wiring.json cannot be read" in gaps[1].why
     assert gaps[0].cell.values == (rows[1].name,)
 
@@ -301,7 +301,7 @@ def test_results_with_gaps_replace_nothing(type_in, tmp_path, monkeypatch):
     (tmp_path / "results.md").write_text(f"{OPENING}\n## table1, paper scale\n\nfine numbers\n")
     code, said, _ = type_in("reproduce", "table1", "--out", "out", "--results", "results.md")
     assert code == 1
-    assert "Not kept in results.md" in said
+    assert "The table was not written to results.md" in said
     assert "fine numbers" in (tmp_path / "results.md").read_text()
 
 
@@ -343,7 +343,7 @@ def test_show_only_of_nothing_is_a_table_of_gaps(type_in, tmp_path):
 
 
 def test_the_overhead_is_timed_beside_the_papers(type_in, tmp_path, monkeypatch):
-    monkeypatch.setattr(reproduce, "OVERHEAD", {"resnet38": 1.13})
+    monkeypatch.setattr(untrained, "OVERHEAD", {"resnet38": 1.13})
     monkeypatch.setattr(steps, "interleaved", lambda made, *_, **__: {name: Times((1.0, 1.1)) for name in made})
     words = ["overhead", "--scale", "quick", "--threads", "1", "--results", "results.md"]
     code, said, _ = type_in("reproduce", *words)
@@ -369,14 +369,14 @@ def test_the_list_says_what_each_costs(type_in):
     [
         (["tabel1"], "Did you mean 'table1'"),
         (["table1", "--scale", "small"], "--scale is 'small'"),
-        (["table5", "--scale", "quick"], "has no quick form"),
+        (["table5", "--scale", "quick"], "has no quick scale"),
         (["table1", "--seeds", "0"], "--seeds is 0"),
         (["table1", "--jobs", "0"], "--jobs is 0"),
-        (["table1", "--results", "nowhere/results.md"], "there is no folder nowhere"),
-        (["overhead", "--results", "nowhere/results.md"], "there is no folder nowhere"),
-        (["overhead", "--engine", "slrum"], "--engine is for experiments that train; overhead is none"),
-        (["table6", "--show-only"], "--show-only is for experiments that train; table6 is none"),
-        (["table6", "--results", "results.md"], "--results is for experiments that train; table6 is none"),
+        (["table1", "--results", "nowhere/results.md"], "the folder nowhere does not exist"),
+        (["overhead", "--results", "nowhere/results.md"], "the folder nowhere does not exist"),
+        (["overhead", "--engine", "slrum"], "overhead trains nothing, so --engine is not used"),
+        (["table6", "--show-only"], "table6 trains nothing, so --show-only is not used"),
+        (["table6", "--results", "results.md"], "table6 trains nothing, so --results is not used"),
     ],
 )
 def test_a_mistake_is_one_sentence(type_in, tmp_path, words, sentence):

@@ -51,12 +51,14 @@ def until(is_so, seconds=120.0):
 
 
 def learning(folder):
-    """Whether a run has saved something, and goes on."""
+    """Whether a run has saved something, and continues."""
     return any((folder / "checkpoints").glob("step-*"))
 
 
 @pytest.mark.slow
-def test_four_cells_of_which_one_is_cancelled_and_one_is_killed_and_both_go_on(begin, environment, type_in, tmp_path):
+def test_four_cells_of_which_one_is_cancelled_and_one_is_killed_and_both_continue(
+    begin, environment, type_in, tmp_path
+):
     grid = tmp_path / "grid"
     words = ["--seeds=4", *LONG]
     process = begin(*words)
@@ -71,14 +73,14 @@ def test_four_cells_of_which_one_is_cancelled_and_one_is_killed_and_both_go_on(b
     assert (process.returncode, errors) == (1, "")
     lines = said.splitlines()
     assert lines[0] == "4 runs in grid, through SLURM"
-    assert any("seed=0 FAILED: stopped by SIGTERM; all is saved." in line for line in lines)
+    assert any("seed=0 FAILED: stopped by SIGTERM; progress is saved." in line for line in lines)
     assert any(f"seed=1 FAILED: ended by SLURM: job {numbers['seed=1']} is FAILED; see" in line for line in lines), said
-    assert sum("test accuracy" in line for line in lines) >= 2, "the others go on"
+    assert sum("test accuracy" in line for line in lines) >= 2, "the others continue"
     code, said, errors = type_in("sweep", "tiny.toml", "--engine=slurm", "--out=grid", *words)
     assert (code, errors) == (0, "")
-    assert "2 have ended before" in said
+    assert "2 already finished" in said
     for seed in (0, 1):
-        assert "going on from step" in (grid / f"logs/seed={seed}.log").read_text()
+        assert "resuming from step" in (grid / f"logs/seed={seed}.log").read_text()
     assert type_in("train", "tiny.toml", "--seed=1", *LONG, "--out=alone")[0] == 0
     assert runs.results(grid / "seed=1") == runs.results(tmp_path / "alone"), "as if nothing had happened"
 
@@ -94,17 +96,17 @@ def test_jobs_outlive_the_command_which_finds_them_again_and_control_c_ends_them
     numbers = (grid / "slurm/jobs.json").read_text()
     second = begin(*words)
     assert second.stdout.readline() == "3 runs in grid, through SLURM\n"
-    assert second.stdout.readline() == "3 of them are in the queue already\n"
+    assert second.stdout.readline() == "3 of them are already in the queue\n"
     second.send_signal(signal.SIGINT)
     said, errors = second.communicate(timeout=120)
     assert (second.returncode, errors) == (130, "")
     assert said.splitlines() == [
-        "stopping 3 runs; a second time stops at once",
-        "stopped by SIGINT; all is saved. The same command again goes on.",
+        "stopping 3 runs; a second signal stops at once",
+        "stopped by SIGINT; progress is saved. Run the same command again to resume.",
     ]
     assert (grid / "slurm/jobs.json").read_text() == numbers, "nothing was queued twice"
     assert cluster.ask(environment, "squeue", "--noheader") == ""
-    assert "stopped by SIGTERM; all is saved" in (grid / "logs/seed=0.log").read_text()
+    assert "stopped by SIGTERM; progress is saved" in (grid / "logs/seed=0.log").read_text()
 
 
 @pytest.mark.slow
@@ -120,7 +122,7 @@ def test_a_job_whose_time_is_nearly_up_saves_and_queues_itself_again(begin, envi
     assert (process.returncode, errors) == (0, ""), said
     assert "[1/1] seed=0: test accuracy" in said
     log = (grid / "logs/seed=0.log").read_text()
-    assert log.index("stopped by SIGUSR2; all is saved") < log.index("going on from step")
+    assert log.index("stopped by SIGUSR2; progress is saved") < log.index("resuming from step")
 
 
 @pytest.mark.slow
@@ -164,9 +166,9 @@ def commands(tmp_path, monkeypatch):
     ("words", "sentence"),
     [
         (["--engine", "slrum"], "--engine is 'slrum'; it must be one of local, slurm. Did you mean 'slurm'?"),
-        (["--engine", "slurm"], "there is no sbatch here"),
-        (["--slurm", "time=5"], "--slurm goes with --engine slurm"),
-        (["--engine", "slurm", "--slurm", "=5"], "--slurm =5: needed is an option of sbatch"),
+        (["--engine", "slurm"], "sbatch is not installed"),
+        (["--slurm", "time=5"], "--slurm needs --engine slurm"),
+        (["--engine", "slurm", "--slurm", "=5"], "--slurm is '=5'; it must be an sbatch option"),
     ],
 )
 def test_a_mistake_is_one_sentence(commands, type_in, tmp_path, words, sentence):
@@ -189,7 +191,7 @@ def test_options_of_sbatch_are_written_as_there():
 def test_our_own_options_of_sbatch_are_not_the_users(commands):
     for name in ("sbatch", "squeue", "scancel", "srun"):
         commands(name, "exit 0")
-    with pytest.raises(ConfigError, match="--slurm array: that is chosen by maskconnect"):
+    with pytest.raises(ConfigError, match="--slurm array: maskconnect sets this option itself"):
         engine.Slurm(None, [], {"array": "1-3"})
 
 
@@ -208,7 +210,7 @@ def test_a_job_has_ended_when_slurm_says_so_and_not_because_it_does_not_answer(c
     commands("squeue", "exit 1")
     assert job.end() is None, "nobody has said anything of it"
     commands("squeue", "echo '8 RUNNING'")
-    assert job.end() == "SLURM: job 7 is unknown to it"
+    assert job.end() == "SLURM: job 7 is unknown to SLURM"
     commands("squeue", "echo '7 TIMEOUT'")
     assert job.end() == "SLURM: job 7 is TIMEOUT"
     commands("squeue", "echo '7 PENDING'")
@@ -238,10 +240,10 @@ def test_a_machine_does_not_start_what_a_cluster_has_begun(commands, type_in, tm
     commands("squeue", "echo '7_0 RUNNING'; echo '7_1 COMPLETED'")
     code, _, errors = type_in("sweep", "tiny.toml", "--out", "grid")
     assert code == 2
-    assert "a job of this sweep is in the queue of SLURM; go on with --engine slurm" in errors
+    assert "a job of this sweep is in the SLURM queue; add --engine slurm to resume" in errors
 
 
-def test_what_means_something_to_slurm_is_no_name(commands, type_in, tmp_path):
+def test_what_means_something_to_slurm_is_not_a_name(commands, type_in, tmp_path):
     runs.tiny(tmp_path)
     for name in ("sbatch", "squeue", "scancel", "srun"):
         commands(name, "exit 0")

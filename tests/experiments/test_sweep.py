@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import runs
 
-from maskconnect.experiments.engine import Local, last_words
+from maskconnect.experiments.engine import Local, last_line
 from maskconnect.experiments.sweep import claim
 
 SHORT = [f"--set=phase.{name}.epochs=1" for name in ("learn", "freeze", "fine", "finer")]
@@ -37,7 +37,7 @@ def test_a_grid_is_run_shown_and_not_run_again(recipe, type_in, tmp_path):
     times = {k: (folder / "summary.json").stat().st_mtime_ns for k, folder in folders.items()}
     code, said, _ = type_in(*words)
     assert code == 0
-    assert "2 have ended before" in said
+    assert "2 already finished" in said
     assert {k: (folder / "summary.json").stat().st_mtime_ns for k, folder in folders.items()} == times
     (folders[1] / "summary.json").write_text("{}")
     code, said, _ = type_in("sweep", "./tiny.toml", *SHORT, "--fan-in", "1", "--out", "grid")
@@ -95,6 +95,7 @@ def test_a_recipe_file_that_is_changed_under_way_is_a_gap(recipe, type_in, tmp_p
     assert code == 1
     assert "seed=0: test accuracy" in said
     assert "seed=1 FAILED: grid/seed=1 holds a run of another recipe: data.train_images is 128 there" in said
+    assert "--fresh" not in said  # `sweep` has no such option
     assert "--fresh" not in said
 
 
@@ -103,23 +104,23 @@ def test_a_folder_with_logs_of_others_is_not_a_sweep(recipe, type_in, tmp_path):
     (tmp_path / "project/thesis.tex").write_text("x")
     code, _, errors = type_in("sweep", recipe, "--out", "project")
     assert code == 2
-    assert "holds something else than a sweep" in errors
+    assert "exists and does not hold a sweep" in errors
 
 
 def test_the_reason_for_a_failure_is_the_line_that_names_it():
     said = (
         "phase 1\nTraceback (most recent call last):\n  File 'x'\n    go()\nRuntimeError: boom\nNote: see the manual\n"
     )
-    assert last_words(said) == "RuntimeError: boom"
-    assert last_words("one\n\nerror: two\n") == "error: two"
-    assert last_words("") == ""
+    assert last_line(said) == "RuntimeError: boom"
+    assert last_line("one\n\nerror: two\n") == "error: two"
+    assert last_line("") == ""
 
 
 def test_what_fails_alike_everywhere_is_not_tried_everywhere(recipe, type_in, tmp_path):
     code, said, errors = type_in("sweep", recipe, "--set", "data.name=cifar10", "--seeds", "5", "--out", "grid")
     assert code == 2
     assert errors.count("\n") == 1
-    assert "So it was for 2 runs, and the rest differs in seeds." in errors
+    assert "2 runs failed like this, and the rest differ only in seeds." in errors
     assert said.count("FAILED") == 2
     assert not (tmp_path / "grid/seed=2").exists()
 
@@ -137,12 +138,12 @@ def test_a_sweep_that_is_killed_takes_its_runs_along(recipe, tmp_path):
     log = tmp_path / "grid/logs/seed=0.log"
     while "stopped by SIGTERM" not in log.read_text() and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert "stopped by SIGTERM; all is saved" in log.read_text()
+    assert "stopped by SIGTERM; progress is saved" in log.read_text()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_stops_all_cleanly_and_the_same_command_goes_on(recipe, type_in, tmp_path, number, expected):
+def test_a_signal_stops_all_cleanly_and_the_same_command_continues(recipe, type_in, tmp_path, number, expected):
     words = ["sweep", recipe, "--set", "phase.learn.epochs=25", "--seeds", "2", "--jobs", "2", "--threads", "1"]
     words += ["--set", "phase.freeze.epochs=1", "--out", "grid"]
     process = runs.command(*words, cwd=tmp_path)
@@ -153,7 +154,7 @@ def test_a_signal_stops_all_cleanly_and_the_same_command_goes_on(recipe, type_in
     process.send_signal(number)
     said, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (expected, "")
-    assert "all is saved" in said
+    assert "progress is saved" in said
     for path in metrics:
         assert list((path.parent / "checkpoints").iterdir()), "each run has saved"
         assert not (path.parent / "summary.json").exists()
@@ -161,15 +162,15 @@ def test_a_signal_stops_all_cleanly_and_the_same_command_goes_on(recipe, type_in
         return
     assert type_in(*words)[0] == 0
     logs = (tmp_path / "grid/logs/seed=0.log").read_text()
-    assert "going on from step" in logs
+    assert "resuming from step" in logs
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--over", "model.fanin=1"], "did you mean model.fan_in"),
+        (["--over", "model.fanin=1"], "did you mean `model.fan_in`?"),
         (["--jobs", "0"], "--jobs is 0"),
-        (["--out", "full"], "holds something else than a sweep"),
+        (["--out", "full"], "exists and does not hold a sweep"),
         (["--seeds", "two"], "--seeds is 'two'"),
         (["--precision", "fp8"], "precision is 'fp8'"),
     ],
@@ -197,7 +198,7 @@ def test_two_sweeps_do_not_share_a_folder(recipe, type_in, tmp_path):
         claim({"recipe": str(Path(recipe).resolve()), "settings": ["model.depth=14"], "over": []}, Path("grid"), stack)
         code, _, errors = type_in("sweep", recipe, "--set", "model.depth=14", "--out", "grid")
         assert code == 2
-        assert "another sweep works in grid" in errors
+        assert "another sweep is running in grid" in errors
     code, _, errors = type_in("sweep", recipe, "--set", "model.depth=20", "--out", "grid")
     assert code == 2
     assert "settings is ['model.depth=14'] there and ['model.depth=20'] here" in errors

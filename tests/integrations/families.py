@@ -1,6 +1,6 @@
 """Model families of transformers and timm that `mc.rewire` is tested with, each as small as it can be.
 
-The table in docs/rewire.md has one row per family; `test_families.py` compares them.
+The table in docs/guides/rewire.md has one row per family; `test_families.py` compares them.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,7 +41,7 @@ class Family:
 
     @property
     def row(self) -> str:
-        """Its row of the table in docs/rewire.md."""
+        """Its row of the table in docs/guides/rewire.md."""
         paths = [self.path] if isinstance(self.path, str) else self.path
         shown = paths if len(paths) < 3 else [paths[0], "...", paths[-1]]
         listed = ", ".join(f"`{path}`" if path != "..." else path for path in shown)
@@ -169,7 +169,7 @@ def _of(library: str, *rows: tuple) -> dict[str, Family]:
     return {family.name: family for family in made}
 
 
-SPEECH = "LayerDrop in training: a dropped block hands on what it was given"
+SPEECH = "LayerDrop in training: a dropped block passes on its input"
 TRANSFORMERS = _of(
     "transformers",
     ("LLaMA", lambda: llama(use_cache=False), "model.layers", tokens, "cached generation, also pruned"),
@@ -226,7 +226,7 @@ HEADER = "| family | library | path | note |\n|---|---|---|---|"
 
 
 def table() -> str:
-    """The table in docs/rewire.md.
+    """The table in docs/guides/rewire.md.
 
     In this folder, `python -c "import torchvision_operators, families; print(families.table())"` prints it.
     """

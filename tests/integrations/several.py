@@ -1,4 +1,4 @@
-"""A run of the Trainer of transformers that is the same on any number of ranks, but for rounding."""
+"""A run of the Trainer of transformers that is the same on any number of ranks, except for rounding."""
 
 from small import Regression, samples
 from transformers import Trainer, TrainingArguments

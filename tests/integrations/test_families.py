@@ -13,7 +13,7 @@ import maskconnect as mc
 from maskconnect.core.lookup import stacks_of
 
 STEPS = 20
-PAGE = Path(__file__).parents[2] / "docs" / "rewire.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "rewire.md"
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning", "ignore:.*:DeprecationWarning")
 every_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 
@@ -112,7 +112,7 @@ def check_what_follows(model, family, inputs, folder, options):
     pruned = mc.prune(model, inputs).eval()
     assert_equal(outputs(pruned, inputs), first)
     stack = stacks_of(model)[0][1]
-    assert (weights(pruned) < weights(model) - weights(stack.masks)) == (not all(stack.masks.settled().alive))
+    assert (weights(pruned) < weights(model) - weights(stack.masks)) == (not all(stack.masks.current_wiring().alive))
     for kind, saved in (("frozen", model), ("pruned", pruned)):
         mc.save(saved, folder / kind)
         torch.manual_seed(7)

@@ -160,7 +160,7 @@ def test_masks_are_frozen_after_an_epoch_and_steps_count_whole_batches(tmp_path)
     assert model.stack.masks.is_frozen
 
 
-def test_masks_without_an_end_go_on_learning(tmp_path):
+def test_masks_without_an_end_keep_learning(tmp_path):
     model = Regression()
     trainer(tmp_path, model, samples(), MaskConnectCallback(mask_lr=0.1)).train()
     assert model.stack.masks.steps_taken == STEPS
@@ -176,7 +176,7 @@ def test_masks_that_end_early_are_a_warning(tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"freeze_at": 5, "freeze_at_epoch": 1}, "choose one"),
+        ({"freeze_at": 5, "freeze_at_epoch": 1}, "leave one out"),
         ({"freeze_at": -1}, "freeze_at is -1"),
         ({"freeze_at_epoch": 0.5}, "freeze_at_epoch is 0.5; it must be an integer"),
         ({"draw": "wiring.jpg"}, r"draw is 'wiring.jpg'.*\.svg or \.png"),

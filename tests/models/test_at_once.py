@@ -171,7 +171,7 @@ def test_a_few_images_at_a_time_are_as_good_as_all(monkeypatch):
     together = network()
     apart = copy.deepcopy(together)
     y = one_step(together)
-    monkeypatch.setattr("maskconnect.models.resnext_fast.wide.IN_CACHE", 2**17)  # one, two or three
+    monkeypatch.setattr("maskconnect.models.resnext_fast.products.IN_CACHE", 2**17)  # one, two or three
     assert largest_difference(one_step(apart), y) < 1e-12
     assert_same(apart, together)
 
@@ -181,9 +181,9 @@ def test_small_images_in_one_product_are_as_good_as_one_by_one(monkeypatch, pixe
     usual = network()
     other = copy.deepcopy(usual)
     y = one_step(usual)
-    monkeypatch.setattr("maskconnect.models.resnext_fast.wide.FEW_PIXELS", pixels)
-    monkeypatch.setattr("maskconnect.models.resnext_fast.wide.MANY_IMAGES", 2)
-    monkeypatch.setattr("maskconnect.models.resnext_fast.wide._is_small", lambda *_: False)  # as where weights are many
+    monkeypatch.setattr("maskconnect.models.resnext_fast.products.FEW_PIXELS", pixels)
+    monkeypatch.setattr("maskconnect.models.resnext_fast.products.MANY_IMAGES", 2)
+    monkeypatch.setattr("maskconnect.models.resnext_fast.products._is_small", lambda *_: False)  # as for large weights
     assert largest_difference(one_step(other), y) < 1e-11
     assert_same(other, usual)
 
@@ -278,7 +278,7 @@ def test_where_inputs_cancel_the_variance_is_taken_of_the_outputs(passes):
 
 
 class Doubling(SharedBatchNorm):
-    """A norm of one's own."""
+    """A norm of the user."""
 
     def forward(self, xs, alive):
         return {k: 2 * x for k, x in super().forward(xs, alive).items()}
@@ -292,7 +292,7 @@ NOT_COVERED = {
     "a hook at the aggregation": lambda m: m.stack.aggregation.register_forward_hook(
         lambda _, __, xs: [2 * x for x in xs]
     ),
-    "a shared norm of one's own": lambda m: setattr(m.stack.aggregation.shortcuts["2"], "norm", Doubling(128)),
+    "a shared norm of the user": lambda m: setattr(m.stack.aggregation.shortcuts["2"], "norm", Doubling(128)),
     "a norm that two modules share": share_a_norm,
     "no tracking": lambda m: setattr(m.stack.blocks[0][1].residual[1], "track_running_stats", False),
     "no count": lambda m: setattr(m.stack.blocks[0][1].residual[1], "num_batches_tracked", None),
@@ -433,7 +433,7 @@ def test_a_resnext_can_save_memory():
 
 @pytest.mark.parametrize("model", [mc.resnet(14, 7, 2), mc.resnext(11, 4, 2, 7, 1, norm="sum"), nn.Linear(1, 1)])
 def test_a_network_without_wide_tensors_cannot(model):
-    with pytest.raises(mc.ConfigError, match="this network has none"):
+    with pytest.raises(mc.ConfigError, match="this network has no wide tensors to recompute"):
         save_memory_(model)
 
 

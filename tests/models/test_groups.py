@@ -12,7 +12,7 @@ from maskconnect.models import groups as groups_file
 from maskconnect.models.branches import SharedBatchNorm
 from maskconnect.models.groups import GroupedBatchNorm2d, group_norms_
 
-SIZES = [(8, 4, 2), (12, 4, 3), (7, 4, 2), (8, 3, 3), (5, 2, 3)]  # images, up to so many a group, groups
+SIZES = [(8, 4, 2), (12, 4, 3), (7, 4, 2), (8, 3, 3), (5, 2, 3)]  # images, largest group, number of groups
 FORMATS = pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
 
 
@@ -70,7 +70,7 @@ def test_groups_as_channels_and_one_by_one_are_the_same(monkeypatch):
     x = images(12, channels=16, size=4)
     found, wanted = x.clone().requires_grad_(), x.contiguous(memory_format=torch.channels_last).requires_grad_()
     with monkeypatch.context() as without:
-        without.delattr(groups_file, "_reordered")
+        without.delattr(groups_file, "_Gathered")
         as_channels = norm(found)
     with monkeypatch.context() as without:
         without.delattr(groups_file, "_as_channels")
@@ -83,6 +83,23 @@ def test_groups_as_channels_and_one_by_one_are_the_same(monkeypatch):
     for ours, theirs in zip(norm.parameters(), other.parameters(), strict=True):
         assert_equal(ours.grad, theirs.grad)
     assert_equal(norm.state_dict(), other.state_dict())
+
+
+@pytest.mark.parametrize("count", [8, 7])
+@FORMATS
+def test_gradients_have_the_memory_format_of_the_images(count, layout):
+    x = images(count).contiguous(memory_format=layout).requires_grad_()
+    y = GroupedBatchNorm2d(5, 4).double()(x)
+    (grad,) = torch.autograd.grad(y, x, torch.randn(y.shape).double().contiguous(memory_format=layout))
+    assert grad.is_contiguous(memory_format=layout)  # if not, operations before the norm take several times as long
+
+
+@pytest.mark.parametrize("count", [6, 5])
+@FORMATS
+def test_groups_have_gradients_of_gradients(count, layout):
+    norm = GroupedBatchNorm2d(2, 3, track_running_stats=False).double()
+    x = images(count, channels=2, size=2).contiguous(memory_format=layout).requires_grad_()
+    assert torch.autograd.gradgradcheck(norm, (x,))
 
 
 @pytest.mark.parametrize(
@@ -324,6 +341,6 @@ def test_a_norm_of_a_derived_class_is_an_error_and_changes_nothing():
         pass
 
     model = nn.Sequential(nn.BatchNorm2d(3), Own(3))
-    with pytest.raises(mc.ConfigError, match=r"1 is a Own; only an nn\.BatchNorm2d can norm groups"):
+    with pytest.raises(mc.ConfigError, match=r"1 is a Own; only nn\.BatchNorm2d itself can normalize groups"):
         group_norms_(model, 2)
     assert type(model[0]) is nn.BatchNorm2d

@@ -131,7 +131,7 @@ def test_own_kinds_stand_beside_the_others_and_are_saved_by_name(tmp_path):
     few = {"kinds": ["shift", "conv1x1"], "own": {"shift": Shift}, "connectivity": "random", "fan_in": 1}
     model = mc.mixed(2, 4, 10, **few).eval()
     mc.save(model, tmp_path / "saved")
-    with pytest.raises(ConfigError, match=r"own modules.*mc\.load\(folder, into=model\)"):
+    with pytest.raises(ConfigError, match=r"custom modules.*mc\.load\(folder, into=model\)"):
         mc.load(tmp_path / "saved")
     torch.manual_seed(1)
     again = mc.mixed(2, 4, 10, **few)

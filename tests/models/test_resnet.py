@@ -129,9 +129,9 @@ def test_with_one_source_each_a_block_reads_just_that_source():
     for (name, p), q in zip(model.named_parameters(), twin.parameters(), strict=True):
         assert q.grad is None or torch.equal(p.grad, q.grad), name
     for (name, p), q in zip(model.named_buffers(), twin.named_buffers(), strict=True):
-        assert "running" not in name or torch.equal(p, q[1]) or not model.stack.masks.settled().alive[_block(name)], (
-            name
-        )
+        assert (
+            "running" not in name or torch.equal(p, q[1]) or not model.stack.masks.current_wiring().alive[_block(name)]
+        ), name
 
 
 def _block(name):
@@ -175,7 +175,7 @@ def test_a_pruned_network_computes_the_same_whatever_the_join(aggregation, merge
         model(x)
     slim = mc.prune(model.eval(), x, merge=merge)
     torch.testing.assert_close(slim(x), model(x), rtol=0, atol=1e-5)
-    alive = model.stack.masks.settled().alive
+    alive = model.stack.masks.current_wiring().alive
     assert all(alive) == (aggregation == "stream")
     assert mc.count_parameters(slim).weights == pruned_parameters(model).transitive
 

@@ -161,7 +161,7 @@ def test_branches_start_as_parts_of_the_wide_convolutions_of_plain_resnext():
 def test_branches_that_cannot_reach_the_output_change_nothing_in_train_mode():
     model = mc.resnext(20, 4, 8, 10, fan_in=1, connectivity="random", seed=1)
     other = copy.deepcopy(model)
-    alive = model.stack.masks.settled().alive
+    alive = model.stack.masks.current_wiring().alive
     assert not all(alive)
     with torch.no_grad():
         for branch, on in zip(other.stack.flat(), alive, strict=True):
@@ -235,7 +235,7 @@ def test_a_spec_builds_the_same_network():
         ({"stem": "imagnet"}, "Did you mean 'imagenet'"),
         ({"stem": ["cifar"]}, r"stem is \['cifar'\]; it must be one of cifar, mini, imagenet"),
         ({"aggregation": "residuals"}, "Did you mean 'residual'"),
-        ({"norm": "sum", "aggregation": "mean"}, "norm='sum' normalises the sum of residuals"),
+        ({"norm": "sum", "aggregation": "mean"}, "norm='sum' normalizes the sum of residuals"),
         ({"width": 0}, "width is 0; it must be 1 or more"),
         ({"cardinality": -8}, "cardinality is -8"),
         ({"num_classes": 10.5}, "num_classes is 10.5; it must be an integer"),
@@ -264,7 +264,7 @@ def test_a_spec_keeps_the_wiring_that_it_was_given():
 @pytest.mark.parametrize("change", [nn.SyncBatchNorm.convert_sync_batchnorm, replace_all_batch_norm_modules_])
 def test_another_kind_of_norm_where_branches_share_one_is_an_error(change):
     model = change(mc.resnext(20, 4, 2, 10, fan_in=1))
-    with pytest.raises(mc.ConfigError, match=r"it must stay the nn\.BatchNorm2d that it was"):
+    with pytest.raises(mc.ConfigError, match=r"leave it an nn\.BatchNorm2d with both"):
         model.eval()(torch.randn(2, 3, 8, 8))
 
 

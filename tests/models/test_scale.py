@@ -38,7 +38,7 @@ def rms(x):
 
 @torch.no_grad()
 def growth_of_plain(model, x):
-    """How many times larger the output of the last block is than that of the first, at initialisation."""
+    """How many times larger the output of the last block is than that of the first, at initialization."""
     for conv in (part for part in model.modules() if isinstance(part, torch.nn.Conv2d)):
         torch.nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
     ends = {}
@@ -95,7 +95,7 @@ def test_resnext_grows_no_more_than_the_plain_one(stem, shape, stages, fan_in, s
 
 def test_a_bare_sum_grows_without_bound_and_says_so_once():
     model, x = mc.resnet(110, 10, fan_in=20, aggregation="sum"), images(16)
-    with pytest.warns(UserWarning, match=r"activations grow .*e\+\d+ times .*aggregation='sum', use another\.") as said:
+    with pytest.warns(UserWarning, match=r"activations grow .*e\+\d+ times .* is 'sum', use 'mean'\.") as said:
         assert growth_of_ours(model, x) > 1e4
     assert len(said) == 1
     with warnings.catch_warnings():
@@ -136,7 +136,7 @@ def test_growth_is_looked_at_in_passes_that_are_powers_of_two():
         (torch.ones(0), torch.ones(0)),
     ],
 )
-def test_growth_that_is_none_or_cannot_be_seen_is_no_reason_to_warn(first, last):
+def test_growth_that_is_none_or_cannot_be_seen_is_not_a_reason_to_warn(first, last):
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         GrowthWatch().look(first, last)

@@ -51,7 +51,7 @@ def test_the_fan_in_does_not_change_the_number_of_parameters(fan_in):
 
 
 def test_one_step_is_algorithm_1():
-    """Normalise and write back; draw K distinct; forward and backward with m; m~ <- clip(m~ - eta dl/dm)."""
+    """Normalize and write back; draw K distinct; forward and backward with m; m~ <- clip(m~ - eta dl/dm)."""
     stack = mc.MaskedStack(mlp_blocks(6), fan_in=2, aggregation="sum")
     with torch.no_grad():
         stack.masks.real.copy_(torch.rand(5, 5).tril())

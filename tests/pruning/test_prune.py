@@ -48,7 +48,7 @@ def size_of(model):
 
 
 def assert_close(found, expected):
-    """But for the last digits: the same sums, perhaps in another order."""
+    """Equal except for the last digits: the same sums, perhaps in another order."""
     expected, allowed = expected.detach(), 1e-12 if expected.dtype == torch.float64 else 1e-6
     torch.testing.assert_close(found.detach(), expected, rtol=0, atol=allowed * max(1, float(expected.abs().max())))
 
@@ -188,7 +188,7 @@ def test_an_aggregation_of_ones_own_is_kept_with_its_weights(modules):
 
 
 def pooled(y, shape):
-    """Alignment of one's own: average pooling, and channels repeated."""
+    """Alignment of a user: average pooling, and channels repeated."""
     return F.adaptive_avg_pool2d(y, shape[2:]).repeat(1, shape[1] // y.shape[1], 1, 1)
 
 
@@ -274,7 +274,7 @@ def test_a_lone_source_that_nobody_else_reads_is_passed_on_as_it_is():
     assert pointers["0"] == X.data_ptr() == pointers["2"] == pointers["3"]
 
 
-def test_outputs_that_nothing_reads_any_more_are_let_go():
+def test_outputs_that_nothing_reads_any_more_are_released():
     class Noted(nn.Identity):
         def forward(self, x):
             alive.append(sum(ref() is not None for ref in made))
@@ -450,7 +450,7 @@ def test_what_cannot_be_pruned_is_refused():
         prune(nn.Linear(6, 6), X)
     idle = nn.Linear(6, 6)
     idle.stack = mc.MaskedStack(mlp_blocks(4), connectivity="prev")
-    with pytest.raises(mc.ConnectivityError, match="the stack 'stack' was run not at all"):
+    with pytest.raises(mc.ConnectivityError, match="the stack 'stack' did not run; pass an example"):
         prune(idle, X)
 
 
@@ -464,7 +464,7 @@ def test_a_stack_that_runs_on_shapes_that_are_aligned_differently_is_refused():
         def forward(self, x):
             return self.stack(x) + self.stack(x[:, :, ::2, ::2])
 
-    with pytest.raises(mc.ConnectivityError, match="run 2 times, and not always alike in its arguments or in how"):
+    with pytest.raises(mc.ConnectivityError, match="ran 2 times, with different arguments or shapes"):
         prune(Twice(), images())
 
 

@@ -19,7 +19,7 @@ from maskconnect.models import build, read_spec
 from maskconnect.recipes import load, write
 from maskconnect.training.stop import Stopped
 
-EVIDENCE = Path(__file__).parents[2] / "docs/evidence"
+EVIDENCE = Path(__file__).parents[2] / "research/evidence"
 KEPT = sorted(path for path in EVIDENCE.rglob("*.json") if path.parent.name not in ("archive", "benchmarks"))
 DIGESTS = (Path(__file__).parent / "format1.txt").read_text().split()
 """A checksum of every result as version 0.1 read it: its whole recipe, its numbers and its wiring."""
@@ -62,7 +62,7 @@ def test_archived_results_have_an_option_that_was_removed_and_are_not_compared(c
         with pytest.raises(RemovedError):
             converted(json.loads(path.read_text())["recipe"])
     assert main(["compare", str(EVIDENCE / "archive")]) == 2
-    assert "tools/new_format.py converts results of format 1" in capsys.readouterr().err
+    assert "tools/new_format.py of the repository converts it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["quick/digits", "quick/cifar100-strong", "quick/cifar10-resnext-strong"])
@@ -89,13 +89,13 @@ def test_a_recipe_that_builds_on_others_is_to_be_changed_by_hand(text, tmp_path,
     assert convert([str(tmp_path)]) == 2
     said = capsys.readouterr().err
     assert "own.toml by hand" in said
-    assert "is now learning." in said
+    assert "the new names are learning." in said
     assert (tmp_path / "own.toml").read_text() == text
 
 
 def test_what_is_not_there_cannot_be_converted(tmp_path, capsys):
     assert convert([str(tmp_path / "nothing")]) == 2
-    assert "there is no" in capsys.readouterr().err
+    assert "nothing does not exist; name a file or folder to convert." in capsys.readouterr().err
 
 
 class Interrupting(runs.Silent):
@@ -109,7 +109,7 @@ class Interrupting(runs.Silent):
             raise Stopped(2)
 
 
-def test_a_run_that_version_0_1_began_goes_on_once_its_recipe_is_converted(tmp_path):
+def test_a_run_that_version_0_1_began_continues_once_its_recipe_is_converted(tmp_path):
     recipe = runs.tiny(tmp_path)
     whole = runs.run(recipe, tmp_path / "whole")
     with pytest.raises(Stopped):

@@ -1,4 +1,4 @@
-"""The recipes against the paper: its numbers are typed here anew, from its text."""
+"""The recipes against the paper: its numbers are typed here again, from its text."""
 
 import re
 import tomllib
@@ -140,7 +140,7 @@ SETTINGS = {
         epochs_and_rates((30, 0.1, 0.2), (30, 0.1, 0), (30, 0.01, 0), (30, 0.001, 0)),
     ),
 }
-# Colours of ImageNet: the eigenvectors of their covariance are the columns, as AlexNet-like code has them.
+# Colors of ImageNet: the eigenvectors of their covariance are the columns, as AlexNet-like code has them.
 EIGENVALUES = (0.2175, 0.0188, 0.0045)
 EIGENVECTORS = ((-0.5675, 0.7192, 0.4009), (-0.5808, -0.0045, -0.8140), (-0.5836, -0.6948, 0.4203))
 
@@ -331,7 +331,7 @@ def test_a_file_begins_with_the_numbers_and_commands_of_its_recipes(path):
     assert commands
     assert set(commands) <= set(own)
     if path.parent.name != "paper":
-        assert ("which is not the paper's" if path.parent.name == "strong" else "Not of the paper") in said
+        assert ("It differs from the paper's" if path.parent.name == "strong" else "Not in the paper") in said
         return
     found = [claim for name in own if (claim := ALL[name].paper) and claim.accuracy is not None]
     stated = [number for claim in found for number in (claim.accuracy, claim.mean, claim.std, claim.top5)]

@@ -20,9 +20,9 @@ RESNET, RESNEXT = "paper/cifar100-resnet38-learned", "paper/cifar10-resnext20-4-
         ("data.test_images=0", "data.test_images is 0; it must be 1 or more."),
         ("model.architecture=resnest", "model.architecture is 'resnest'; it must be one of resnet, resnext, mixed."),
         ("model.architecture=resnext", "model.width is missing; a resnext needs it."),
-        ("model.depth=10004", "model.depth is 10004; that is beyond 10,000, and surely not meant."),
-        ("model.cardinality=4", "model.cardinality is 4; only a resnext has it."),
-        ("model.norm=sum", "model.norm is 'sum'; only a resnext has it."),
+        ("model.depth=10004", "model.depth is 10004; it must be at most 10,000."),
+        ("model.cardinality=4", "model.cardinality is 4; only a resnext has this field. Remove it."),
+        ("model.norm=sum", "model.norm is 'sum'; only a resnext has this field. Remove it."),
         ("model.stem=cfar", "model.stem is 'cfar'; it must be one of cifar, mini, imagenet."),
         (
             "model.aggregation=max",
@@ -31,35 +31,41 @@ RESNET, RESNEXT = "paper/cifar100-resnet38-learned", "paper/cifar10-resnext20-4-
         ("model.mask_init=0", "model.mask_init is 0.0; it must be 'uniform', or a number above 0"),
         ("training.batch_size=0", "training.batch_size is 0; it must be 1 or more."),
         ("training.accumulate=0", "training.accumulate is 0; it must be 1 or more."),
-        ("training.accumulate=129", "training.accumulate is 129; a batch of 128 has no so many parts."),
+        ("training.accumulate=129", "training.accumulate is 129; it must be at most training.batch_size, 128."),
         ("training.evaluate_every=-1", "training.evaluate_every is -1; it must be 0 or more."),
         ("training.reestimate=-1", "training.reestimate is -1; it must be 0 or more."),
         ("training.norm_group=1", "training.norm_group is 1; it must be 2 or more."),
-        ("training.weight_decay=-1", "training.weight_decay is -1.0; it must be a number of 0 or more."),
+        ("training.weight_decay=-1", "training.weight_decay is -1.0; it must be 0 or more, and finite."),
         ("training.momentum=1", "training.momentum is 1.0; it must be at least 0 and below 1."),
         ("training.momentum=-0.1", "training.momentum is -0.1; it must be at least 0 and below 1."),
-        ("training={momentum = 0, nesterov = true}", "training.nesterov needs a training.momentum above 0."),
+        (
+            "training={momentum = 0, nesterov = true}",
+            "training.nesterov is true and training.momentum is 0; set a momentum above 0.",
+        ),
         ("phase.fine.epochs=0", "phase.fine.epochs is 0; it must be 1 or more."),
-        ("phase.fine.lr=inf", "phase.fine.lr is inf; it must be a number of 0 or more."),
-        ("phase.fine.lr=-1", "phase.fine.lr is -1.0; it must be a number of 0 or more."),
-        ("phase.learn.mask_lr=-1", "phase.learn.mask_lr is -1.0; it must be a number of 0 or more."),
-        ("phase.fine.mask_lr=0.1", "a phase with mask_lr above 0 comes after one without; masks that are frozen"),
+        ("phase.fine.lr=inf", "phase.fine.lr is inf; it must be 0 or more, and finite."),
+        ("phase.fine.lr=-1", "phase.fine.lr is -1.0; it must be 0 or more, and finite."),
+        ("phase.learn.mask_lr=-1", "phase.learn.mask_lr is -1.0; it must be 0 or more, and finite."),
+        (
+            "phase.fine.mask_lr=0.1",
+            "a phase with mask_lr above 0 follows one with mask_lr 0; frozen masks stay frozen.",
+        ),
         ("phase.learn.mask_lr=0", "model.connectivity is 'learned', but phase.learn.mask_lr is 0; set it"),
         ("learning.way=mix", "learning.way is 'mix'; it must be one of draw, blend."),
         ("learning.temperature=0.5", "learning.temperature is 0.5; it must be 1 (draw) or 0 (read the top-K)."),
         (
             "learning.uniform_floor=0.1",
-            "learning.uniform_floor is 0.1; learning.way='draw' has no such field",
+            "learning.uniform_floor is 0.1; learning.way='draw' does not have this field",
         ),
         (
             "learning={way = 'blend', cool = true}",
-            "learning.cool is True; learning.way='blend' has no such field",
+            "learning.cool is True; learning.way='blend' does not have this field",
         ),
         (
             "learning={way = 'blend', uniform_floor = 1.0}",
             "learning.uniform_floor is 1.0; it must be at least 0 and below 1.",
         ),
-        ("learning.keep=0.5", "learning.keep is 0.5; learning.way='draw' has no such field"),
+        ("learning.keep=0.5", "learning.keep is 0.5; learning.way='draw' does not have this field"),
         ("learning={way = 'blend', keep = 0.0}", "learning.keep is 0.0; it must be above 0 and at most 1."),
         ("learning.gradient=flat", "learning.gradient is 'flat'; it must be one of plain, direction, rms, none."),
         ("learning.credit=fooo", "learning.credit is 'fooo'; it must be one of whole, new."),
@@ -69,8 +75,11 @@ RESNET, RESNEXT = "paper/cifar100-resnet38-learned", "paper/cifar10-resnext20-4-
         ("phase.learn.temperature=0.0", "phase.learn.temperature is now learning.temperature"),
         ("training.mask_gradient=none", "training.mask_gradient is now learning.gradient"),
         ("model.mask_credit=new", "model.mask_credit is now learning.credit"),
-        ("training.mask_momentum=0.9", "training.mask_momentum was removed: masks have no momentum; leave it out."),
-        ("phase.fine.name=learn", "phases are called learn, freeze, learn, finer; each needs a name of its own."),
+        (
+            "training.mask_momentum=0.9",
+            "training.mask_momentum was removed: masks have no momentum. Remove it from the recipe.",
+        ),
+        ("phase.fine.name=learn", "the phases are named learn, freeze, learn, finer; give each a different name."),
     ],
 )
 def test_a_value_out_of_bounds_is_refused(setting, said):
@@ -85,12 +94,12 @@ def test_a_value_out_of_bounds_is_refused(setting, said):
         ("model.width=0", "model.width is 0; it must be 1 or more."),
         (
             "learning.credit=new",
-            "learning.credit is 'new', which a resnext does not have; set it to 'whole'.",
+            "learning.credit is 'new', which resnext does not support; set it to 'whole'.",
         ),
         ("model.norm=brnch", "model.norm is 'brnch'; it must be one of branch, sum."),
-        ("model={norm = 'sum', aggregation = 'mean'}", "model.norm='sum' normalises the sum of residuals"),
+        ("model={norm = 'sum', aggregation = 'mean'}", "model.norm='sum' normalizes the sum of residuals"),
         ("model.connectivity=[[[]]]", "model.connectivity has 1 rows; the stack has 6 layers."),
-        ("model.architecture=resnet", "model.width is 4; only a resnext or mixed has it."),
+        ("model.architecture=resnet", "model.width is 4; only a resnext or mixed has this field. Remove it."),
     ],
 )
 def test_a_branch_out_of_bounds_is_refused(setting, said):
@@ -155,7 +164,7 @@ def test_a_network_of_any_size_is_refused_at_once(field, number):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ([*NEXT, "model.cardinality=5000"], "model.cardinality is 5000; that is beyond 4,096, and surely not meant."),
+        ([*NEXT, "model.cardinality=5000"], "model.cardinality is 5000; it must be at most 4,096."),
         ([*NEXT, "model.cardinality=900"], "model.depth 29 makes 8,100 modules"),
         (["model.depth=4004"], "could learn 2,001,000 connections; the limits are 4,096 and 2,000,000."),
     ],
@@ -178,7 +187,7 @@ SIDES = (
 
 @pytest.mark.parametrize("field", [*COUNTS, *SIDES])
 def test_every_count_has_an_upper_limit(field):
-    with pytest.raises(mc.ConfigError, match="and surely not meant"):
+    with pytest.raises(mc.ConfigError, match="it must be at most"):
         load("quick/digits", [f"{field}={10**19}"])
 
 

@@ -1,4 +1,4 @@
-"""The `strong` recipes are the paper's but for what docs/evidence.md found to be better."""
+"""The `strong` recipes are the paper's except for what research/evidence.md found to be better."""
 
 from dataclasses import replace
 

@@ -69,7 +69,7 @@ class Visit:
 
 @pytest.fixture
 def visit(browser, tmp_path):
-    """Write the page of some runs and open it; at the end there was no complaint, and no request but for the page."""
+    """Write the page of some runs and open it; at the end there was no error, and no request except the page."""
     visits = []
 
     def visit(*found, **options):

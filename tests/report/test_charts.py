@@ -38,7 +38,7 @@ def test_runs_that_differ_in_their_seed_only_are_one_group(found):
     assert groups[1].accuracy.deviation is None
 
 
-def test_groups_that_would_be_called_the_same_are_told_apart(found):
+def test_groups_that_would_be_called_the_same_are_distinguished(found):
     first = found[0]
     longer = replace(
         first.recipe, name="longer", phase=(replace(first.recipe.phase[0], epochs=9), *first.recipe.phase[1:])
@@ -78,7 +78,7 @@ def test_curves_are_the_lines_of_the_metrics(chain):
     assert by_key["scales"].lines[-1].name == "output"
     assert list(by_key["scales"].lines[-1].y) == [line["activation_scales"][-1] for line in epochs]
     bands = [(band.name, band.start, band.end) for band in by_key["loss"].bands]
-    assert bands == [("learn", 0, 2), ("freeze", 2, 4), ("fine", 4, 5), ("finer", 5, 6)]
+    assert bands == [("learn", 0, 2), ("frozen", 2, 4), ("fine", 4, 5), ("finer", 5, 6)]
 
 
 def test_branching_counts_the_branches_that_reach_the_output(found):
@@ -107,7 +107,7 @@ def test_fan_in_has_an_error_bar_where_there_are_seeds(found):
     resnet = by_name["ResNet-14, Learned"]
     assert resnet.x == (2,)
     assert resnet.spread[0] == groups_of(found)[0].accuracy.deviation
-    assert charts.fan_in(groups_of(found[:2])) is None, "one K is no sweep"
+    assert charts.fan_in(groups_of(found[:2])) is None, "one K is not a sweep"
 
 
 def test_an_unfinished_run_is_in_no_statistic(found):
@@ -156,7 +156,7 @@ def test_ticks_are_round_numbers(interval, expected):
 
 
 @pytest.mark.parametrize("y", [(1e6, 1e6 + 1), (1e-12, 2e-12), (1e17, 1e17), (-1e29, 1e29), (0, 1)])
-def test_ticks_can_be_told_apart(y):
+def test_ticks_can_be_distinguished(y):
     line = charts.Line(name="a", x=(1, 2), y=y)
     axes = Axes(charts.Chart(key="k", title="t", x="x", y="y", lines=(line,)))
     texts = tick_texts(axes.y_ticks)
@@ -210,7 +210,7 @@ def test_tables_have_the_numbers_of_the_summary_and_of_the_paper(chain):
 
 
 def test_the_command_makes_the_run_again(chain, tmp_path):
-    typed = shlex.split(dict(commands(chain))["the same run again"])
+    typed = shlex.split(dict(commands(chain))["to repeat the run"])
     assert typed[:2] == ["maskconnect", "train"]
     words = [str(tmp_path / "again") if word == f"{chain.path}-again" else word for word in typed[1:]]
     assert main(words) == 0

@@ -40,7 +40,7 @@ def test_every_connection_is_drawn_once_and_the_surest_are_the_strongest():
     assert len(wires) == 2 * 3 * 2
     scene = Scene(Layout((3, 3, 3), layered=True))
     by_path = {path.get("d"): path for path in wires}
-    wiring = learned().masks.settled().sources
+    wiring = learned().masks.current_wiring().sources
     assert set(by_path) == {scene.path(s, t) for t, row in enumerate(wiring) for s in row}
     # Target 3 has its masks at 0.8 and 0.1 of its candidates, in the order 0, then 1 (a tie goes to the nearer).
     sure, unsure = (by_path[scene.path(s, 3)] for s in (0, 1))
@@ -122,7 +122,7 @@ def test_a_mistake_is_one_sentence(model, path, sentence):
         mc.draw(model, path)
 
 
-def test_rows_are_centred_and_nothing_leaves_the_picture():
+def test_rows_are_centered_and_nothing_leaves_the_picture():
     for sizes in ((1, 4, 2), (64,) * 3, (5,)):
         scene = Scene(Layout(sizes, layered=True))
         half = scene.side // 2

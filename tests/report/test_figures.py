@@ -46,9 +46,9 @@ def test_a_drawing_of_pixels_is_as_large_as_that_of_lines_and_has_something_in_i
     picture = Image.open(tmp_path / "a.png").convert("RGB")
     assert picture.size == (2 * drawing.width, 2 * drawing.height)
     assert [panel.title for panel in drawing.panels] == ["Fixed-Full", "Learned, K=2"]
-    colours = {colour for _, colour in picture.getcolors(1 << 24)}
-    assert (255, 255, 255) in colours
-    assert any(blue > 150 > red for red, _, blue in colours), "wires are blue"
+    colors = {color for _, color in picture.getcolors(1 << 24)}
+    assert (255, 255, 255) in colors
+    assert any(blue > 150 > red for red, _, blue in colors), "wires are blue"
 
 
 def test_no_text_is_left_as_mathematics(chain, tmp_path, monkeypatch):
@@ -110,7 +110,7 @@ def test_without_matplotlib_there_are_the_page_and_the_drawings(folder, type_in,
     assert sorted(path.name for path in (tmp_path / "out").rglob("*.[hs]*")) == ["index.html", "wiring.svg"]
 
 
-def test_groups_with_many_lines_have_colours_in_order(folder, tmp_path):
+def test_groups_with_many_lines_have_colors_in_order(folder, tmp_path):
     found = [read_run(path) for path in find_runs([folder])]
     groups = groups_of(found)
     chart = charts.accuracy_of_all([*groups, *groups, *groups])

@@ -97,6 +97,17 @@ def test_a_kind_that_is_not_text_is_not_drawn():
     assert mc.draw(mc.MaskedStack(modules, fan_in=1)).svg == before
 
 
+def test_unlike_modules_without_a_kind_show_their_classes():
+    from maskconnect.report.wires import kinds_of
+
+    unlike = [torch.nn.Linear(2, 2), torch.nn.Identity(), mc.Residual(torch.nn.Tanh())]
+    assert kinds_of(mc.MaskedStack(unlike, fan_in=1)) == ("Linear", "Identity", "Tanh")
+    drawn = mc.draw(mc.MaskedStack(unlike, fan_in=1)).svg
+    assert re.findall(r">(\w+)</text></g>", drawn) == ["Linear", "Identity", "Tanh"]
+    unlike[0].kind = "mine"
+    assert kinds_of(mc.MaskedStack(unlike, fan_in=1)) == ("mine", "", ""), "a kind of your own is the only one"
+
+
 def test_a_picture_of_pixels_has_the_text_too(tmp_path):
     from PIL import Image
 

@@ -61,12 +61,14 @@ def test_the_slider_plays_the_whole_of_training_and_marks_the_freeze(visit, fold
         slide(page, frame.epoch)
         assert drawn(page) == expected(frame.wires)
         assert blocks(page, "unused") == [k for k, on in enumerate(frame.wires.alive) if not on]
-    states = {0: "learning", 1: "learning", 2: "the freeze", 3: "frozen", 6: "frozen"}
+    states = {0: "learning", 1: "learning", 2: "wiring frozen", 3: "wiring frozen", 6: "wiring frozen"}
     for epoch, state in states.items():
         slide(page, epoch)
         assert page.locator(f"{SHOWN} output").inner_text() == f"epoch {epoch} of 6: {state}"
     assert page.locator(f"{SHOWN} .phases i").get_attribute("style") == "left: 33.3333%;"
-    assert page.locator(f"{SHOWN} .phases span").all_inner_texts() == ["learn", "freeze", "fine", "finer"]
+    assert page.locator(f"{SHOWN} .phases span").all_inner_texts() == ["learn", "frozen", "fine", "finer"]
+    moment = "getComputedStyle(document.querySelector('.phases i'), '::after').content"
+    assert page.evaluate(moment) == '"wiring frozen"', "the moment has another name than the phase"
 
 
 def test_the_button_plays_from_the_start_to_the_end(visit, chain):
@@ -111,7 +113,7 @@ def test_a_click_shows_all_ancestors_and_descendants_until_escape(visit, layered
     after = closure(k, lambda s: [t for t, row in enumerate(wires.sources) if s in row])
     assert blocks(page, "isup") == before
     assert blocks(page, "isdown") == after
-    assert f"All before it: {len(before)}. All after it: {len(after)}." in page.locator(".panel").inner_text()
+    assert f"Blocks before it: {len(before)}. Blocks after it: {len(after)}." in page.locator(".panel").inner_text()
     page.mouse.move(5, 5)
     assert blocks(page, "isup") == before, "a picked block stays"
     page.keyboard.press("Escape")
@@ -135,7 +137,7 @@ def test_everything_can_be_reached_by_the_keyboard(visit, layered):
         assert page.evaluate("document.activeElement.dataset.k") == str(block)
         assert page.locator(".panel h4").inner_text() == f"branch {block % 4} of module {block // 4}"
     page.keyboard.press("Enter")
-    assert "All before it" in page.locator(".panel").inner_text()
+    assert "Blocks before it" in page.locator(".panel").inner_text()
     page.locator("input[type=range]").focus()
     page.keyboard.press("Home")
     assert page.locator("output").inner_text() == "epoch 0 of 6: learning"
@@ -194,7 +196,7 @@ def test_runs_side_by_side(visit, folder):
         "Test accuracy against fan-in",
         "Test accuracy",
         "Active branches by depth",
-        "Blocks that read each block",
+        "Readers of each block",
     ]
     for number, run in enumerate(found):
         page.locator("#choose").select_option(str(number))
@@ -226,7 +228,7 @@ def test_plots_tell_the_values_of_the_metrics(visit, chain):
     page.mouse.move(5, 5)
     assert not page.locator("#tip").is_visible()
     phases = plot.locator("text.phase").all_text_contents()
-    assert phases[:2] == ["learn", "freeze"]
+    assert phases[:2] == ["learn", "frozen"]
 
 
 def test_confusion_classes_and_mistakes_are_those_of_the_predictions(visit, chain):
@@ -344,7 +346,7 @@ def test_a_run_that_is_no_longer_shown_stops_playing(visit, chain, layered):
 
 def test_epochs_that_are_left_out_are_said_to_be(visit, large):
     page, epochs = visit(large[2]), large[2].recipe.epochs
-    kept = [epoch for epoch, _ in json.loads(page.locator("#runs").text_content())[0]["frames"]]
+    kept = [epoch for epoch, *_ in json.loads(page.locator("#runs").text_content())[0]["frames"]]
     assert kept[:2] == [0, 4]
     slide(page, 3)
     assert page.locator("output").inner_text() == f"epoch 3 of {epochs}: learning (wiring of epoch 0)"

@@ -46,7 +46,7 @@ def test_a_folder_of_runs_is_every_run_in_it_and_none_is_taken_twice(folder):
     ]
 
 
-def test_how_long_steps_took_on_a_busy_machine_is_no_result(folder, tmp_path):
+def test_how_long_steps_took_on_a_busy_machine_is_not_a_result(folder, tmp_path):
     """A summary of an older version has the ratio of two phases' times: it is read, and the ratio is not shown."""
     assert "learning_over_fixed" not in json.loads((folder / "learned/summary.json").read_text())
     shutil.copytree(folder / "learned", tmp_path / "old")
@@ -72,7 +72,7 @@ def test_a_page_names_coarse_classes_and_small_images_in_title_facts_and_note(fo
     assert f"<dt>data</dt><dd>{data}</dd>" in alone
     several = write_page(both, tmp_path / "several").read_text()
     assert f"<title>2 runs of ResNet-14 on {data}</title>" in several
-    assert f"<p class=note>Accuracies are of {data}." in several
+    assert f"<p class=note>Accuracies are on {data}." in several
 
 
 def test_random_and_given_wirings_are_read(tmp_path):
@@ -125,7 +125,7 @@ DAMAGE = {
     "metrics that are cut": lambda run: cut(run / "metrics.jsonl"),
     "metrics of another kind": lambda run: (run / "metrics.jsonl").write_text("[1, 2]\n"),
     "a wiring of another network": lambda run: (run / "wiring.json").write_text("[[], [0]]"),
-    "a wiring that is no JSON": lambda run: (run / "wiring.json").write_text("[[], ["),
+    "a wiring that is not JSON": lambda run: (run / "wiring.json").write_text("[[], ["),
     "masks that are cut": lambda run: cut(run / "masks/epoch-0001.safetensors"),
     "masks of another network": lambda run: retensor(
         run / "masks/epoch-0001.safetensors", **{"stack0.real": torch.ones(2, 2)}
@@ -174,7 +174,7 @@ def test_numbers_that_are_none_are_left_out(folder, tmp_path):
     assert [e.loss for e in read_run(place).epochs] == [None, None, None, 1.0, 1.0, 1.0]
 
 
-def test_an_environment_that_cannot_be_read_is_no_reason_to_show_nothing(folder, tmp_path):
+def test_an_environment_that_cannot_be_read_is_not_a_reason_to_show_nothing(folder, tmp_path):
     place = tmp_path / "run"
     shutil.copytree(folder / "learned", place)
     (place / "environment.json").write_text("{")

@@ -18,6 +18,27 @@ def test_one_run_goes_beside_its_files(folder, type_in, tmp_path):
     assert not (place / "report/figures").exists()
 
 
+@pytest.mark.parametrize("found", [True, False, None])
+def test_a_page_is_opened_where_there_is_a_browser(folder, type_in, tmp_path, monkeypatch, found):
+    import webbrowser
+
+    opened = []
+
+    def open_(address):
+        opened.append(address)
+        if found is None:
+            raise webbrowser.Error("could not locate runnable browser")
+        return found
+
+    monkeypatch.setattr(webbrowser, "open", open_)
+    code, said, errors = type_in("report", folder / "prev", "--no-figures", "--out", "page", "--open")
+    assert code == 0
+    assert said.startswith("page/index.html")
+    assert opened == [(tmp_path / "page/index.html").as_uri()]
+    sentence = "there is no browser on this machine; open page/index.html in one."
+    assert (sentence in errors.splitlines()) == (not found)
+
+
 def test_several_runs_go_to_a_folder_called_report(folder, type_in, tmp_path):
     code, said, _ = type_in("report", folder / "learned", folder / "prev", "--no-figures")
     assert code == 0
@@ -113,9 +134,9 @@ def test_nothing_else_is_overwritten(folder, type_in, tmp_path):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["nowhere"], "nowhere does not exist; name a run folder"),
-        (["."], ". is no run folder, and there is none in it"),
-        ([], "the following arguments are required: RUN"),
+        (["nowhere"], "nowhere does not exist; pass a run folder"),
+        (["."], ". holds no run: neither it nor a folder in it has a recipe.toml"),
+        ([], "missing: RUN"),
         (["a", "--outt", "b"], "did you mean --out?"),
     ],
 )

@@ -76,7 +76,7 @@ def test_whatever_a_model_does_with_its_list_fixed_prev_changes_nothing(way):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_block_reads_what_the_model_hands_on_from_the_blocks_that_its_mask_makes_active(way):
+def test_a_block_reads_what_the_model_passes_on_from_the_blocks_that_its_mask_makes_active(way):
     model, x = Loops(way).double(), torch.randn(2, 3, 16).double()
     blocks, wiring = list(model.blocks), [[], [0], [0, 1], [0, 2], [1, 2, 3]]
     handed = []
@@ -158,7 +158,7 @@ def test_checkpointing_goes_around_the_whole_list(reentrant):
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(
     ("way", "said"),
-    [("reversed", "block 4 was run out of turn, alone"), ("reentrant", "needs use_reentrant=False")],
+    [("reversed", "block 4 ran out of order, alone"), ("reentrant", "needs use_reentrant=False")],
 )
 def test_blocks_that_run_out_of_turn_are_an_error(way, said, training):
     model = mc.rewire(Loops(way), "blocks", fan_in=2).train(training)

@@ -177,7 +177,7 @@ def test_while_masks_are_learned_every_block_runs():
     assert calls(model) == [3] * 6
 
 
-def test_where_shapes_change_what_is_handed_on_has_the_shape_of_the_output():
+def test_where_shapes_change_what_is_passed_on_has_the_shape_of_the_output():
     layers = [nn.Conv2d(2, 2, 3, padding=1), nn.Conv2d(2, 4, 3, stride=2, padding=1), nn.Conv2d(4, 4, 1)]
     model = nn.Sequential(nn.Sequential(*layers, nn.Conv2d(4, 4, 1)))
     mc.rewire(model, "0", connectivity=[[], [0], [0], [2]])  # block 2 reads block 0, in the shape of block 1
@@ -389,7 +389,7 @@ class LayerDrop(nn.Module):
 
 
 @pytest.mark.parametrize("dropped", [{2}, {0}, {0, 1}, {4}, {1, 2, 3}])
-def test_a_block_that_the_model_leaves_out_hands_on_what_the_one_before_did(dropped):
+def test_a_block_that_the_model_leaves_out_passes_on_what_the_one_before_did(dropped):
     model, x = LayerDrop(), torch.randn(2, 3, 16)
     blocks, wiring = list(model.blocks), [[], [0], [0, 1], [1, 2], [2, 3]]
     model.dropped, outs = dropped, []
@@ -402,7 +402,7 @@ def test_a_block_that_the_model_leaves_out_hands_on_what_the_one_before_did(drop
     model.dropped = set()
     model(x)
     model.eval().dropped = {2}
-    with pytest.raises(mc.ConnectivityError, match="out of turn"):
+    with pytest.raises(mc.ConnectivityError, match="out of order"):
         model(x)
 
 
@@ -449,7 +449,7 @@ class Tuples(nn.Module):
         return self.linear(x) * mask, mask
 
 
-def test_blocks_that_hand_on_tuples_are_joined_by_their_first_tensor():
+def test_blocks_that_pass_on_tuples_are_joined_by_their_first_tensor():
     blocks = [Tuples() for _ in range(4)]
     model, x, mask = nn.Sequential(*blocks), torch.randn(2, 4), torch.tensor([1.0, 0.0, 1.0, 1.0])
     wanted = model((x, mask))

@@ -155,7 +155,7 @@ def test_a_file_that_cannot_be_run_is_not_left_behind(network, tmp_path, monkeyp
         raise RuntimeError("no such operator.\nand more")
 
     monkeypatch.setattr(export, "_pt2_runner", fail)
-    with pytest.raises(MaskConnectError, match=r"^what was exported cannot be run: no such operator\.$"):
+    with pytest.raises(MaskConnectError, match=r"^the exported file cannot be run: no such operator\.$"):
         export_pt2(network, EXAMPLE, tmp_path / "a.pt2")
     assert not list(tmp_path.iterdir())
 
@@ -209,7 +209,7 @@ def test_a_network_that_returns_no_tensor_is_an_error(tmp_path):
 
 
 def test_places_where_no_file_can_be_are_an_error(network, tmp_path):
-    with pytest.raises(ConfigError, match="is a folder; name a file in it"):
+    with pytest.raises(ConfigError, match="is a folder; pass a file in it"):
         export_pt2(network, EXAMPLE, tmp_path, overwrite=True)
     with pytest.raises(ConfigError, match="nowhere does not exist"):
         export_pt2(network, EXAMPLE, tmp_path / "nowhere/a.pt2")
@@ -222,7 +222,7 @@ def test_without_onnx_the_error_says_what_to_install(module, network, tmp_path, 
         export_onnx(network, EXAMPLE, tmp_path / "a.onnx")
 
 
-def test_a_network_too_large_for_onnx_is_told_of_pt2(network, tmp_path, monkeypatch):
+def test_a_network_too_large_for_onnx_names_pt2(network, tmp_path, monkeypatch):
     monkeypatch.setattr(export, "LARGEST", 100)
     with pytest.raises(ConfigError, match=r"too large for an ONNX file.* --pt2"):
         export_onnx(network, EXAMPLE, tmp_path / "a.onnx")
@@ -232,7 +232,7 @@ def test_a_network_too_large_for_onnx_is_told_of_pt2(network, tmp_path, monkeypa
 @FORMS
 def test_a_network_that_is_still_learning_is_refused(write, run, tmp_path):
     model = mc.resnet(depth=14, fan_in=2, num_classes=3)
-    with pytest.raises(ConnectivityError, match=r"still learning its wiring; freeze it first: mc\.freeze\(model\)"):
+    with pytest.raises(ConnectivityError, match=r"still being learned; freeze it first with mc\.freeze\(model\)"):
         write(model, EXAMPLE, tmp_path / "a.pt2")
 
 
@@ -272,7 +272,7 @@ def test_the_command_writes_both_and_says_what_came_of_it_and_no_more(learned, t
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "nothing says what to write; add --onnx FILE, --pt2 FILE, or both"),
+        ((), "no output file is given; add --onnx FILE, --pt2 FILE, or both"),
         (("--pt2", "there"), "there exists"),
         (("--pt2", "a.pt2", "--input", "3x8"), "--input is '3x8'; it must be channels, height and width"),
         (("--pt2", "a.pt2", "--input", "0x8x8"), "--input is '0x8x8'"),
@@ -291,7 +291,7 @@ def test_a_saved_network_without_preprocessing_needs_the_shape_of_its_input(type
     saved.save(from_run(learned).network, tmp_path / "saved")
     code, _, errors = type_in("export", "saved", "--pt2", "a.pt2")
     assert code == 2
-    assert "add their shape: --input 3x32x32" in errors
+    assert "add it, such as --input 3x32x32" in errors
     assert type_in("export", "saved", "--pt2", "a.pt2", "--input", "1x8x8")[0] == 0
     assert Path("a.pt2").exists()
 
@@ -320,7 +320,7 @@ def test_what_is_exported_is_not_written_over(learned, type_in, tmp_path):
     target = tmp_path / "saved" / "model.safetensors"
     before = target.read_bytes()
     code, _, errors = type_in("export", tmp_path / "saved", "--onnx", target, "--overwrite")
-    assert (code, "is a part of what is exported" in errors) == (2, True)
+    assert (code, "is a file of the network to export" in errors) == (2, True)
     assert target.read_bytes() == before
 
 

@@ -232,7 +232,7 @@ class Nothing(nn.Module):
         (Pair(), (1, 2, torch.ones(3)), None, "the example has 3 arguments; the network takes 2"),
         (Reader(), (torch.ones(2, 6), torch.ones(2, 6)), None, "cannot read ids of 2x6, mask of 2x6: "),
         (Nothing(), torch.ones(2), None, "returns a dict without tensors; there is nothing to export"),
-        (Twice(), torch.ones(2), None, "two outputs of the network would have one name: a_0, a_0"),
+        (Twice(), torch.ones(2), None, "two outputs of the network would have the same name: a_0, a_0"),
     ],
 )
 def test_what_cannot_be_exported_is_one_sentence(network, example, dynamic, said, tmp_path):

@@ -422,7 +422,7 @@ def test_what_cannot_be_meant_is_refused():
         (lambda: random_pruning(nn.Linear(2, 3)), "no MaskedStack"),
         (lambda: random_pruning(stack, draws=1), "draws is 1"),
         (lambda: random_pruning(stack, seed=0.5), "seed is 0.5"),
-        (lambda: interleaved({}), "nothing to time"),
+        (lambda: interleaved({}), "there are no variants to time"),
         (lambda: interleaved({"a": F.relu}, rounds=0), "rounds is 0"),
         (lambda: interleaved({"a": F.relu}, least=0), "least is 0"),
         (lambda: interleaved({"a": F.relu}, seconds=float("nan")), "seconds is nan"),

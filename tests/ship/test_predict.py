@@ -111,7 +111,7 @@ def test_a_bad_picture_is_named_and_the_others_are_shown(form, type_in, learned,
     assert code == 2
     bad, folder, missing = errors.splitlines()
     assert bad.startswith("error: bad.png is not a readable JPEG or PNG image")
-    assert folder == "error: folder is a folder; name the pictures in it, such as folder/*.png"
+    assert folder == "error: folder is a folder; pass the images in it, such as folder/*.png"
     assert missing.startswith("error: missing.png cannot be read (No such file or directory)")
     if form:
         lines = [json.loads(line) for line in said.splitlines()]
@@ -176,7 +176,7 @@ def test_without_classes_there_are_numbers(three):
 
 def test_classes_of_another_number_are_an_error(three):
     wrong = Saved(network=Counting(), kind="frozen", classes=("a", "b"), preprocessing=PLAIN)
-    with pytest.raises(CheckpointError, match="the network gives 3 scores a picture, and its folder names 2 classes"):
+    with pytest.raises(CheckpointError, match="the network returns 3 scores per image, but its folder names 2 classes"):
         list(predict_files(wrong, three[:1]))
 
 
@@ -195,7 +195,7 @@ def test_a_network_in_training_mode_predicts_in_eval_mode_and_stays_as_it_was(th
 
 
 def test_without_preprocessing_the_error_says_what_to_do(three):
-    with pytest.raises(ConfigError, match=r"saved without its preprocessing.*save it again"):
+    with pytest.raises(ConfigError, match=r"saved without preprocessing.*save it again"):
         predict_files(Saved(network=Counting(), kind="frozen"), three)
 
 
@@ -217,7 +217,7 @@ def test_a_run_that_has_not_ended_is_an_error(type_in, learned, pictures, tmp_pa
     (run / "summary.json").unlink()
     code, _, errors = type_in("predict", run, pictures[0])
     assert code == 2
-    assert "has not ended" in errors
+    assert "has not finished" in errors
 
 
 def test_a_saved_network_predicts_what_its_run_does(type_in, learned, pictures, tmp_path):

@@ -65,7 +65,7 @@ def test_pictures_for_a_set_in_files_are_cut_as_that_set_is(tmp_path):
 
 
 @pytest.mark.parametrize(("height", "width"), [(32, 80), (80, 32), (32, 32)])
-def test_a_larger_picture_is_scaled_and_its_centre_taken(height, width, tmp_path):
+def test_a_larger_picture_is_scaled_and_its_center_taken(height, width, tmp_path):
     image = noise(3, height, width)
     (path,) = written(tmp_path, [image])
     with Image.open(path) as picture:
@@ -91,7 +91,7 @@ def test_a_picture_that_is_smaller_than_the_sets_is_enlarged(tmp_path):
     same(found.pixels(paths[0]), torch.full((3, 8, 8), 77, dtype=torch.uint8))
 
 
-def test_colours_become_the_grey_that_eyes_see(tmp_path):
+def test_colors_become_the_gray_that_eyes_see(tmp_path):
     image = noise(3, 8, 8)
     (path,) = written(tmp_path, [image])
     found = Preprocessing(channels=1, raw=(8, 8), size=8, mean=torch.zeros(1, 1, 1)).pixels(path)
@@ -104,10 +104,10 @@ def test_no_pictures_are_an_empty_batch():
     assert found.shape == (0, 1, 6, 6)
 
 
-def test_what_is_no_picture_is_an_error_that_speaks_of_no_set(tmp_path):
+def test_what_is_not_a_picture_is_an_error_that_does_not_mention_a_set(tmp_path):
     (tmp_path / "a.png").write_text("no picture")
     found = Preprocessing(channels=1, raw=(8, 8), size=8, mean=torch.zeros(1, 1, 1))
-    with pytest.raises(DataError, match=r"a\.png is not a readable JPEG or PNG.*; give a JPEG or PNG file\.$"):
+    with pytest.raises(DataError, match=r"a\.png is not a readable JPEG or PNG.*; pass a JPEG or PNG file\.$"):
         found.read_pictures([tmp_path / "a.png"])
 
 
@@ -126,17 +126,17 @@ def test_a_description_in_json_is_read_back_as_what_it_was(before, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"sise": 4}, "sise is not known"),
+        ({"sise": 4}, "sise is unknown"),
         ({"size": "4"}, "size is '4'; it must be an integer"),
         ({"size": True}, "size is True; it must be an integer"),
         ({"size": None}, "size is None"),
         ({"size": 0}, "size is 0"),
-        ({"size": 5}, "size is 5; the images that it is cut from are 4x6"),
+        ({"size": 5}, "size is 5; it must be at most the sides of the images, 4x6"),
         ({"channels": 2}, "channels is 2"),
         ({"channels": 3}, "mean is 1x4x6; it must be 3x1x1 or 3x4x6"),
         ({"raw": 8}, "raw is 8; it must be a list of numbers"),
         ({"raw": [8.0, 12]}, "raw is .8.0, 12.; it must be a list"),
-        ({"raw": [8]}, "needed are height and width"),
+        ({"raw": [8]}, "it must be height and width"),
         ({"raw": [9, 12]}, "both multiples of 2"),
         ({"raw": None}, "one of raw and test_shorter"),
         ({"test_shorter": 20}, "one of raw and test_shorter"),
@@ -160,8 +160,8 @@ def test_nothing_may_be_missing_from_a_description(name):
         from_description(described, MEMORY.mean)
 
 
-def test_a_description_that_is_no_table_is_an_error():
-    with pytest.raises(CheckpointError, match="is no table"):
+def test_a_description_that_is_not_a_table_is_an_error():
+    with pytest.raises(CheckpointError, match="is not a table"):
         from_description([1], MEMORY.mean)
 
 
@@ -169,9 +169,9 @@ def test_a_description_that_is_no_table_is_an_error():
     ("change", "message"),
     [
         ({"test_shorter": 15}, "test_shorter is 15"),
-        ({"shrink": 2}, "are not shrunk"),
-        ({"channels": 1, "mean": torch.zeros(1, 1, 1), "std": None}, "have 3 channels"),
-        ({"mean": torch.zeros(3, 1, 1, dtype=torch.float64)}, "mean is of torch.float64"),
+        ({"shrink": 2}, "for a set in files they must be 3 and 1"),
+        ({"channels": 1, "mean": torch.zeros(1, 1, 1), "std": None}, "for a set in files they must be 3 and 1"),
+        ({"mean": torch.zeros(3, 1, 1, dtype=torch.float64)}, "mean is torch.float64"),
         ({"mean": torch.full((3, 1, 1), float("nan"))}, "finite"),
     ],
 )

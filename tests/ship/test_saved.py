@@ -25,7 +25,7 @@ from maskconnect.ship.preprocessing import Preprocessing
 
 NETWORKS = {
     "resnet": partial(mc.resnet, 14, 7, 2, seed=5),
-    "resnet grey": partial(mc.resnet, 8, 7, 2, in_channels=1, mask_init=0.5),
+    "resnet gray": partial(mc.resnet, 8, 7, 2, in_channels=1, mask_init=0.5),
     "resnet imagenet": partial(mc.resnet, 18, 7, 2, stem="imagenet"),
     "resnet mean": partial(mc.resnet, 14, 7, 2, aggregation="mean"),
     "resnet residual": partial(mc.resnet, 14, 7, 2, aggregation="residual"),
@@ -85,7 +85,7 @@ def test_numbers_keep_their_precision(form, dtype, tmp_path):
     assert torch.equal(loaded(x), model(x))
 
 
-def test_a_network_that_learns_goes_on_with_the_same_draws(tmp_path):
+def test_a_network_that_learns_continues_with_the_same_draws(tmp_path):
     model = network("resnext", "learned")
     mc.save(model, tmp_path)
     loaded = mc.load(tmp_path)
@@ -142,7 +142,7 @@ def test_classes_and_preprocessing_come_back(tmp_path):
 
 def test_every_flipped_bit_is_refused(tmp_path):
     how = Preprocessing(channels=1, raw=(8, 8), size=8, mean=torch.rand(1, 8, 8))
-    mc.save(network("resnet grey", "folded"), tmp_path, classes=list("abcdefg"), preprocessing=how)
+    mc.save(network("resnet gray", "folded"), tmp_path, classes=list("abcdefg"), preprocessing=how)
     generator = torch.Generator().manual_seed(0)
     for file in sorted(tmp_path.iterdir()):
         content = file.read_bytes()
@@ -170,7 +170,7 @@ def test_weights_of_another_network_of_the_same_shape_are_refused(tmp_path):
     torch.manual_seed(9)
     mc.save(mc.prune(mc.resnet(14, 7, 2, connectivity="random"), torch.randn(2, 3, 32, 32), fold=True), tmp_path / "b")
     (tmp_path / "b" / "model.safetensors").replace(tmp_path / "a" / "model.safetensors")
-    with pytest.raises(mc.CheckpointError, match=r"its checksum is not that in maskconnect\.json"):
+    with pytest.raises(mc.CheckpointError, match=r"its checksum differs from the one in maskconnect\.json"):
         mc.load(tmp_path / "a")
 
 
@@ -218,7 +218,7 @@ def test_a_network_of_ones_own_modules_goes_into_a_model_that_is_given(kind, tmp
     model = Own(connectivity="learned" if kind == "learned" else "random").eval()
     written = mc.prune(model, X) if kind == "pruned" else model
     mc.save(written, tmp_path)
-    with pytest.raises(mc.ConfigError, match=r"of somebody's own modules.* mc\.load\(folder, into=model\)"):
+    with pytest.raises(mc.ConfigError, match=r"of custom modules.* mc\.load\(folder, into=model\)"):
         mc.load(tmp_path)
     torch.manual_seed(7)
     fresh = Own(connectivity="learned")  # other weights, and wired in no way as yet
@@ -254,7 +254,7 @@ def test_a_model_that_does_not_fit_is_refused(tmp_path):
             mc.load(place, into=Own(width=5))
         with pytest.raises(mc.CheckpointError, match=r"torch\.float32, the model in torch\.float64; convert"):
             mc.load(place, into=Own().double())
-        with pytest.raises(mc.MaskConnectError, match="there is no MaskedStack in this Linear"):
+        with pytest.raises(mc.MaskConnectError, match="this Linear has no MaskedStack"):
             mc.load(place, into=nn.Linear(6, 6))
     with pytest.raises(mc.MaskConnectError, match="the model has no stack 'first'"):
         mc.load(tmp_path / "pruned", into=nn.Sequential(Own()))
@@ -293,7 +293,7 @@ def test_a_saved_network_is_replaced_and_other_files_are_not(tmp_path):
     assert saved.read(tmp_path).kind == "pruned"
     assert (tmp_path / "notes.txt").read_text() == "mine"
     (tmp_path / "maskconnect.json").unlink()
-    with pytest.raises(mc.ConfigError, match=r"model-2\.safetensors exists and is of something else"):
+    with pytest.raises(mc.ConfigError, match=r"model-2\.safetensors exists and is not part of a saved network"):
         mc.save(first, tmp_path)
 
 
@@ -321,7 +321,7 @@ mc.save(mc.resnet(8, 7, 2, seed=5), "saved", preprocessing=how)
 
 
 @pytest.mark.parametrize("moment", [1, *(pytest.param(moment, marks=pytest.mark.slow) for moment in (2, 4, 5, 7))])
-def test_a_save_that_is_killed_can_be_made_again(moment, tmp_path):
+def test_a_save_that_is_killed_can_be_repeated(moment, tmp_path):
     """SIGKILL before the first of three files is in its place, after each of the first two, in the last; and none."""
     model, folder = network("resnet", "frozen"), tmp_path / "saved"
     assert runs.killed(SAVE, moment, tmp_path) == (moment < 7)
@@ -337,18 +337,18 @@ def test_a_save_into_a_folder_that_another_process_saves_into_is_refused(tmp_pat
     mc.save(network("resnet", "frozen"), tmp_path)
     with (tmp_path / ".saving").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(mc.CheckpointError, match="another process writes in"):
+        with pytest.raises(mc.CheckpointError, match="another process is writing to"):
             mc.save(network("resnet", "learned"), tmp_path)
     assert saved.read(tmp_path).kind == "frozen"
 
 
 def test_what_cannot_be_saved_or_loaded_is_one_sentence(tmp_path):
-    with pytest.raises(mc.ConfigError, match="there is no MaskedStack in this Linear"):
+    with pytest.raises(mc.ConfigError, match="this Linear has no MaskedStack"):
         mc.save(nn.Linear(2, 2), tmp_path / "a")
     with pytest.raises(mc.ConfigError, match="model is a str"):
         mc.save("model", tmp_path / "a")
     assert not (tmp_path / "a").exists()
-    with pytest.raises(mc.ConfigError, match=r"holds no saved network; needed is a folder that mc\.save wrote"):
+    with pytest.raises(mc.ConfigError, match=r"holds no saved network; pass a folder that mc\.save wrote"):
         mc.load(tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(mc.CheckpointError, match="cannot be written"):
@@ -368,7 +368,7 @@ def test_what_cannot_be_saved_or_loaded_is_one_sentence(tmp_path):
         def set_extra_state(self, state):
             pass
 
-    with pytest.raises(mc.ConfigError, match="the state of the model has a dict in it"):
+    with pytest.raises(mc.ConfigError, match="the state of the model contains a dict"):
         mc.save(Odd(), tmp_path / "a")
 
 
@@ -456,7 +456,7 @@ def test_a_description_cannot_run_code(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     mc.save(network("resnet", "folded"), "saved")
     rewritten(tmp_path / "saved", lambda c: c["stacks"]["stack"].update(arguments=[name]))
-    with pytest.raises(mc.CheckpointError, match="is no argument"):
+    with pytest.raises(mc.CheckpointError, match="is not a valid argument name"):
         mc.load("saved")
     assert not (tmp_path / "owned").exists()
 
@@ -488,9 +488,9 @@ def test_a_pruned_network_is_not_loaded_into_one_that_is_wired_otherwise(tmp_pat
     first, other = [[], [0], [0, 1], [1, 2]], [[], [0], [0, 1], [0, 2]]
     mc.save(pruned(first), tmp_path)
     mc.load(tmp_path, into=pruned(first))
-    with pytest.raises(mc.CheckpointError, match="the wiring of the stack '' is not the same"):
+    with pytest.raises(mc.CheckpointError, match="the wiring of the stack '' differs"):
         mc.load(tmp_path, into=pruned(other))
-    with pytest.raises(mc.CheckpointError, match="the aggregation of the stack '' is not the same"):
+    with pytest.raises(mc.CheckpointError, match="the aggregation of the stack '' differs"):
         mc.load(tmp_path, into=mc.MaskedStack(mlp_blocks(4), [1, 2, 2], aggregation="sum"))
 
 
@@ -498,7 +498,7 @@ def test_a_load_that_fails_leaves_the_model_as_it_was(tmp_path):
     mc.save(mc.MaskedStack(mlp_blocks(4), 2), tmp_path)
     model = mc.MaskedStack(mlp_blocks(4), 1)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(mc.CheckpointError, match=r"masks\.fan_in is not that of the model"):
+    with pytest.raises(mc.CheckpointError, match=r"masks\.fan_in differs from the model's"):
         mc.load(tmp_path, into=model)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
@@ -522,14 +522,14 @@ def test_a_network_whose_parts_are_frozen_comes_back(tmp_path):
 
 def test_classes_and_preprocessing_that_do_not_fit_are_refused(tmp_path):
     model = network("resnet", "frozen")
-    grey = Preprocessing(channels=1, raw=(8, 8), size=8, mean=torch.rand(1, 8, 8))
+    gray = Preprocessing(channels=1, raw=(8, 8), size=8, mean=torch.rand(1, 8, 8))
     for options, sentence in (
-        ({"classes": ["a", "b"]}, "there are 2 classes; the network has 7 outputs"),
+        ({"classes": ["a", "b"]}, "there are 2 classes, but the network has 7 outputs"),
         ({"classes": "abcdefg"}, "it must be a list of names"),
         ({"classes": range(7)}, "it must be a list of names"),
-        ({"classes": ["\udc80"] * 7}, "is no text"),
+        ({"classes": ["\udc80"] * 7}, "is not valid text"),
         ({"preprocessing": {"size": 32}}, "preprocessing is a dict"),
-        ({"preprocessing": grey}, "pictures of 1 channels; the network reads 3"),
+        ({"preprocessing": gray}, "images with 1 channels; the network needs 3"),
     ):
         with pytest.raises(mc.ConfigError, match=sentence):
             mc.save(model, tmp_path / "a", **options)

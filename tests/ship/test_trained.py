@@ -43,7 +43,7 @@ def test_its_preprocessing_is_that_of_the_run(learned):
     torch.testing.assert_close(found.mean, load_file(learned / "final/input.safetensors")["mean"], rtol=0, atol=0)
 
 
-def test_random_numbers_go_on_as_if_nothing_had_been_loaded(learned):
+def test_random_numbers_continue_as_if_nothing_had_been_loaded(learned):
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
@@ -62,7 +62,7 @@ def test_a_missing_file_is_named(name, run):
     (run / name).unlink()
     with pytest.raises(MaskConnectError) as caught:
         from_run(run)
-    assert name.split("/")[-1] in str(caught.value) or "has not ended" in str(caught.value)
+    assert name.split("/")[-1] in str(caught.value) or "has not finished" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -79,9 +79,9 @@ def test_a_flipped_bit_is_noticed(name, run):
     ("content", "message"),
     [
         ("{", "cannot be read"),
-        ('{"a": 1}', "is no list of names"),
-        ("[]", "is no list of names"),
-        ("[1, 2]", "is no list of names"),
+        ('{"a": 1}', "it must be a list of names"),
+        ("[]", "it must be a list of names"),
+        ("[1, 2]", "it must be a list of names"),
         (json.dumps(list("1123456789")), "name different classes"),
     ],
 )
@@ -100,7 +100,7 @@ def test_a_mean_that_does_not_fit_the_recipe_is_an_error(mean, run):
 
 def test_an_input_without_a_mean_is_an_error(run):
     save_file({"average": torch.zeros(1)}, run / "final/input.safetensors")
-    with pytest.raises(CheckpointError, match="has no mean"):
+    with pytest.raises(CheckpointError, match="does not contain a mean"):
         from_run(run)
 
 
@@ -114,11 +114,11 @@ def test_a_folder_with_a_recipe_is_opened_as_a_run(learned):
     assert open_folder(learned).classes == tuple("0123456789")
 
 
-def test_what_is_no_folder_is_an_error(tmp_path):
+def test_what_is_not_a_folder_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match="nothing does not exist"):
         open_folder(tmp_path / "nothing")
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="file is no folder"):
+    with pytest.raises(ConfigError, match="file is not a folder"):
         open_folder(tmp_path / "file")
 
 

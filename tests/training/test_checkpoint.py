@@ -128,7 +128,7 @@ def train(net, optimizer, generator, steps):
     ("kind", "options"),
     [(torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}), (torch.optim.AdamW, {"lr": 0.01})],
 )
-def test_training_goes_on_from_a_checkpoint_as_if_it_had_never_stopped(tmp_path, kind, options):
+def test_training_resumes_from_a_checkpoint_as_if_it_had_never_stopped(tmp_path, kind, options):
     net, optimizer, generator = training(kind, **options)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     train(net, optimizer, generator, 3)
@@ -199,7 +199,7 @@ def assert_the_one_before_is_used(checkpoints, newer, *, because, step=1):
     assert len(said) == 1
     assert said[0].startswith(f"{newer} cannot be used: ")
     assert because in said[0]
-    assert said[0].endswith(f"; the one before it, step-{step:09d}, is used.")
+    assert said[0].endswith(f"; using the one before it, step-{step:09d}.")
     assert "\n" not in said[0]
 
 
@@ -220,7 +220,7 @@ def test_every_flipped_bit_of_the_manifest_is_found(pair):
         for position in range(len(contents[MANIFEST])):
             for bit in range(8):
                 flip(newer / MANIFEST, position, bit)
-                assert not checkpoint._is_whole(newer, 20), (position, bit)
+                assert not checkpoint._is_complete(newer, 20), (position, bit)
                 (newer / MANIFEST).write_bytes(contents[MANIFEST])
     assert_whole(checkpoints.latest(no_warning), 20)
 
@@ -263,7 +263,7 @@ def test_a_newer_format_has_its_own_sentence(pair):
     checkpoints, newer, _ = pair
     with restored(pair):
         rewrite_manifest(newer, format=FORMAT + 1)
-        because = f"a newer maskconnect wrote it (format {FORMAT + 1}, this one reads up to {FORMAT})"
+        because = f"a newer maskconnect wrote it (format {FORMAT + 1}; this version reads formats up to {FORMAT})"
         assert_the_one_before_is_used(checkpoints, newer, because=because)
 
 
@@ -285,7 +285,7 @@ def test_if_none_is_whole_that_is_an_error_that_says_what_to_do(tmp_path):
         checkpoints.latest(no_warning)
     message = str(caught.value)
     assert message.startswith(f"none of the checkpoints in {tmp_path} can be used (step-000000002: {STATE} has 100 ")
-    assert message.endswith("); bring back a whole one, or begin anew with --fresh.")
+    assert message.endswith("); restore one from a backup, or restart with --fresh.")
     assert "\n" not in message
 
 
@@ -312,12 +312,12 @@ def test_code_in_a_state_does_not_run_even_if_the_manifest_agrees(tmp_path, form
     else:
         (tmp_path / "harmful.pt").write_bytes(pickle.dumps(harmful, protocol=2))
     put_state(checkpoints.folder / "step-000000001", (tmp_path / "harmful.pt").read_bytes())
-    with pytest.raises(CheckpointError, match="holds more than plain data"):
+    with pytest.raises(CheckpointError, match="contains more than plain data"):
         checkpoints.latest(no_warning)
     assert not (tmp_path / "it ran").exists()
 
 
-def test_a_state_that_is_no_archive_or_no_table_is_refused_even_if_the_manifest_agrees(tmp_path):
+def test_a_state_that_is_not_an_archive_or_not_a_table_is_refused_even_if_the_manifest_agrees(tmp_path):
     checkpoints = saved(tmp_path / "checkpoints", 1)
     for content in (b"", b"PK\x03\x04", b"text"):
         put_state(checkpoints.folder / "step-000000001", content)
@@ -325,7 +325,7 @@ def test_a_state_that_is_no_archive_or_no_table_is_refused_even_if_the_manifest_
             checkpoints.latest(no_warning)
     torch.save([1, 2], tmp_path / "list.pt")
     put_state(checkpoints.folder / "step-000000001", (tmp_path / "list.pt").read_bytes())
-    with pytest.raises(CheckpointError, match=r"state\.pt holds no state"):
+    with pytest.raises(CheckpointError, match=r"state\.pt does not contain a state"):
         checkpoints.latest(no_warning)
 
 
@@ -415,7 +415,7 @@ def test_a_full_disk_is_one_sentence_and_the_last_checkpoint_is_intact(tmp_path,
         checkpoints.save(3, state_of(3, size=100_000))
     assert str(caught.value) == (
         f"the checkpoint of step 3 cannot be written to {tmp_path} (File too large); "
-        "the last good one, step-000000002, is intact."
+        "the previous one, step-000000002, is intact."
     )
     assert names(tmp_path) == ["step-000000001", "step-000000002"]
     assert_whole(checkpoints.latest(no_warning), 2)
@@ -424,7 +424,7 @@ def test_a_full_disk_is_one_sentence_and_the_last_checkpoint_is_intact(tmp_path,
 
 
 def test_a_full_disk_at_the_first_checkpoint_says_that_there_is_none(tmp_path):
-    with full_disk(100), pytest.raises(CheckpointError, match=r"\(File too large\); there is none before it\.$"):
+    with full_disk(100), pytest.raises(CheckpointError, match=r"\(File too large\); there is no earlier one\.$"):
         Checkpoints(tmp_path).save(3, state_of(3))
     assert names(tmp_path) == []
 
@@ -433,7 +433,7 @@ def test_a_full_disk_at_the_first_checkpoint_says_that_there_is_none(tmp_path):
 def test_any_operation_may_fail_and_the_last_checkpoint_stays(tmp_path, monkeypatch, operation):
     checkpoints = saved(tmp_path, 1, 2)
     monkeypatch.setattr(os, operation, fail_with(errno.ENOSPC))
-    with pytest.raises(CheckpointError, match=r"No space left on device\); the last good one, step-000000002"):
+    with pytest.raises(CheckpointError, match=r"No space left on device\); the previous one, step-000000002"):
         checkpoints.save(3, state_of(3))
     monkeypatch.undo()
     assert names(tmp_path) == ["step-000000001", "step-000000002"]
@@ -443,7 +443,7 @@ def test_any_operation_may_fail_and_the_last_checkpoint_stays(tmp_path, monkeypa
 def test_a_damaged_checkpoint_is_not_called_good_when_the_disk_is_full(tmp_path):
     checkpoints = saved(tmp_path, 1, 2)
     flip(tmp_path / "step-000000002" / STATE, 70, 3)
-    with full_disk(100), pytest.raises(CheckpointError, match="the last good one, step-000000001, is intact"):
+    with full_disk(100), pytest.raises(CheckpointError, match="the previous one, step-000000001, is intact"):
         checkpoints.save(3, state_of(3))
 
 
@@ -455,7 +455,7 @@ def test_if_the_new_one_cannot_take_its_place_the_replaced_one_is_still_found(tm
         rename(old, new)
 
     monkeypatch.setattr(os, "rename", fail_at_the_second)
-    with pytest.raises(CheckpointError, match=r"the last good one, step-000000002-old-[0-9a-f]{8}, is intact"):
+    with pytest.raises(CheckpointError, match=r"the previous one, step-000000002-old-[0-9a-f]{8}, is intact"):
         checkpoints.save(2, state_of(2, tag="again"))
     monkeypatch.undo()
     assert_whole(checkpoints.latest(no_warning), 2)
@@ -466,7 +466,7 @@ def test_if_the_new_one_cannot_take_its_place_the_replaced_one_is_still_found(tm
 
 def test_a_folder_below_a_file_is_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match=r"file/checkpoints \(Not a directory\); there is none before it\.$"):
+    with pytest.raises(CheckpointError, match=r"file/checkpoints \(Not a directory\); there is no earlier one\.$"):
         Checkpoints(tmp_path / "file" / "checkpoints").save(1, state_of(1))
 
 
@@ -589,7 +589,7 @@ def test_a_kill_before_any_of_its_file_operations_leaves_a_whole_one(tmp_path, p
             assert_whole(found, step, tag="new")
         else:
             assert_whole(found, whole[-1])
-        saved(folder, step + 1, keep=2)  # and the run goes on
+        saved(folder, step + 1, keep=2)  # and the run continues
         assert_whole(checkpoints.latest(no_warning), step + 1)
         assert not [name for name in names(folder) if name.startswith(".")]
     assert operation > 5

@@ -104,7 +104,7 @@ def test_an_evaluation_can_be_broken_off(network):
     assert calls == 2
 
 
-def test_statistics_found_anew_are_the_means_over_the_batches(network):
+def test_statistics_reestimated_are_the_means_over_the_batches(network):
     mc.freeze(network)
     norm = network.stem[1]
     reestimate_(network, batches(training=True), 3, MACHINE, nothing)
@@ -118,7 +118,7 @@ def test_statistics_found_anew_are_the_means_over_the_batches(network):
     assert norm.training
 
 
-def test_statistics_found_anew_are_those_of_the_top_k(network):
+def test_statistics_reestimated_are_those_of_the_top_k(network):
     """While masks are learned nothing is drawn for it."""
     generator = network.stack.masks.generator.get_state()
     frozen = copy.deepcopy(network)

@@ -98,7 +98,7 @@ def test_the_content_is_synced_before_the_rename_and_the_folder_after(tmp_path, 
     assert done == ["4 bytes", "rename", "folder"]
 
 
-def test_a_file_system_that_cannot_sync_folders_is_no_error_but_a_broken_disk_is(tmp_path, monkeypatch):
+def test_a_file_system_that_cannot_sync_folders_is_not_an_error_but_a_broken_disk_is(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", fail_with(errno.EINVAL))
     fsync_folder(tmp_path)
     monkeypatch.setattr(os, "fsync", fail_with(errno.EIO))

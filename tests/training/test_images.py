@@ -19,7 +19,7 @@ def prepared(tmp_path, *settings, **fields):
     return prepare(runs.tiny(tmp_path, *settings, **fields), Options(), CPU)
 
 
-def test_so_many_images_are_taken_of_every_class_alike(tmp_path):
+def test_the_same_number_of_images_is_taken_of_every_class(tmp_path):
     found = prepared(tmp_path)
     assert len(found.train.images) == 160
     assert len(found.test.images) == 60
@@ -58,9 +58,9 @@ def test_almost_all_images_can_be_taken(tmp_path):
 
 def test_what_cannot_be_is_said(tmp_path):
     for setting, message in (
-        ("data.train_images=5000", "data.train_images is 5000; there are 1437 images"),
-        ("data.test_images=5000", "data.test_images is 5000; there are 360 images"),
-        ("data.shrink=3", "data.shrink is 3, which does not divide images of 8x8"),
+        ("data.train_images=5000", "data.train_images is 5000; the set has only 1437 images"),
+        ("data.test_images=5000", "data.test_images is 5000; the set has only 360 images"),
+        ("data.shrink=3", "data.shrink is 3; it must divide the height and width of the images, 8x8"),
     ):
         with pytest.raises(ConfigError, match=message):
             prepared(tmp_path, setting)

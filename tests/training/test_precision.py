@@ -94,14 +94,14 @@ def test_a_child_that_always_dies_is_an_error_that_names_the_signal(monkeypatch)
     with pytest.raises(ConfigError) as caught:
         probe("bf16", "cpu")
     assert str(caught.value) == (
-        "bf16 does not work on this machine: a small network died by SIGILL; use --precision fp32."
+        "bf16 does not work on this machine: a small network was killed by SIGILL; use --precision fp32."
     )
 
 
 def test_a_signal_without_a_name_has_its_number(monkeypatch):
     number = signal.SIGRTMIN + 3
     monkeypatch.setattr(precision, "SCRIPT", f"import os; os.kill(os.getpid(), {number})")
-    with pytest.raises(ConfigError, match=f"died by signal {number};"):
+    with pytest.raises(ConfigError, match=f"was killed by signal {number};"):
         probe("fp16", "cpu")
 
 
@@ -129,7 +129,7 @@ def test_a_result_that_is_not_finite_is_an_error(monkeypatch):
 def test_a_child_that_hangs_is_an_error(monkeypatch):
     monkeypatch.setattr(precision, "SCRIPT", "import time; time.sleep(60)")
     monkeypatch.setattr(precision, "TIMEOUT", 0.5)
-    with pytest.raises(ConfigError, match=r"did not end within 0\.5 s; use --precision fp32"):
+    with pytest.raises(ConfigError, match=r"did not finish within 0\.5 s; use --precision fp32"):
         probe("bf16", "cpu")
 
 
@@ -145,5 +145,5 @@ def test_a_gpu_is_asked_without_a_child(monkeypatch, no_child):
     assert probe("bf16", "cuda:1") == {}
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
     assert probe("fp16", "cuda") == {}
-    with pytest.raises(ConfigError, match="the device cuda:1 has no bf16; use --precision fp16"):
+    with pytest.raises(ConfigError, match="the device cuda:1 does not support bf16; use --precision fp16"):
         probe("bf16", "cuda:1")

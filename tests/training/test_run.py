@@ -155,13 +155,13 @@ def test_a_run_can_start_from_the_weights_of_another(tmp_path, learned):
     before, after = (load_tensors(out / "final/model.safetensors") for out in (learned, tmp_path / "run"))
     assert all(torch.equal(before[name], after[name]) for name in before if name.endswith("weight"))
     real = after["stack.masks.real"][4]
-    torch.testing.assert_close(real, torch.full_like(real, 0.2))  # masks start anew
+    torch.testing.assert_close(real, torch.full_like(real, 0.2))  # masks start again
 
 
 def test_weights_of_another_network_are_refused(tmp_path, learned):
-    with pytest.raises(CheckpointError, match="is of another network"):
+    with pytest.raises(CheckpointError, match="belongs to another network"):
         runs.run(runs.tiny(tmp_path, "model.depth=8", init_from=str(learned)), tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"there is no final/model.safetensors in it"):
+    with pytest.raises(ConfigError, match=r"which has no final/model.safetensors"):
         runs.run(runs.tiny(tmp_path, init_from=str(tmp_path)), tmp_path / "other")
 
 
@@ -175,7 +175,7 @@ def test_with_a_validation_set_the_best_epoch_is_chosen_there(tmp_path):
     assert summary["validation"] == lines[-1]["validation"]
 
 
-def test_batch_norm_statistics_can_be_found_anew(tmp_path):
+def test_batch_norm_statistics_can_be_reestimated(tmp_path):
     summary = runs.run(runs.tiny(tmp_path, "training.reestimate=3"), tmp_path / "run")
     assert summary["freeze"]["reestimated_by"] == 3
     assert summary["freeze"]["frozen"] == runs.epochs_of(tmp_path / "run")[1]["test"]
@@ -269,7 +269,9 @@ def test_a_last_batch_smaller_than_its_parts_is_trained_on(tmp_path):
 
 def test_one_value_for_a_batch_norm_is_said_plainly(tmp_path):
     settings = ("data.train_images=65", "data.shrink=2", "augmentation.size=4")
-    with pytest.raises(ConfigError, match=r"one value of each channel, in a batch of 1; change training.batch_size"):
+    with pytest.raises(
+        ConfigError, match=r"single value per channel in a batch of 1; it needs at least 2. Change training.batch_size"
+    ):
         runs.run(runs.tiny(tmp_path, *settings), tmp_path / "run")
 
 

@@ -167,7 +167,7 @@ def test_a_file_of_a_run_that_is_none_is_an_error_and_no_hang(run, kind):
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "environment.json", "recipe.toml"])
-def test_a_run_goes_not_on_in_a_folder_with_a_pipe(type_in, run, name):
+def test_a_run_does_not_continue_in_a_folder_with_a_pipe(type_in, run, name):
     (run / "summary.json").unlink()
     (run / name).unlink(missing_ok=True)
     os.mkfifo(run / name)

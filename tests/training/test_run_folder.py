@@ -33,16 +33,16 @@ def test_a_folder_of_another_recipe_is_an_error_that_names_the_difference(learne
         runs.run(runs.tiny(tmp_path, seed=1), learned)
 
 
-def test_another_text_about_a_recipe_is_no_other_recipe(tmp_path, learned):
+def test_another_text_about_a_recipe_is_not_another_recipe(tmp_path, learned):
     recipe = replace(runs.tiny(tmp_path), about="in other words")
     assert runs.run(recipe, learned)["steps"] == 30
 
 
-def test_a_folder_that_is_no_run_is_left_alone(tmp_path):
+def test_a_folder_that_is_not_a_run_is_left_alone(tmp_path):
     recipe, out = runs.tiny(tmp_path), tmp_path / "letters"
     out.mkdir()
-    (out / "letter.txt").write_text("dear")
-    with pytest.raises(ConfigError, match="is not empty and holds no run"):
+    (out / "letter.txt").write_text("hello")
+    with pytest.raises(ConfigError, match="is not empty and does not hold a run"):
         runs.run(recipe, out)
     assert [path.name for path in out.iterdir()] == ["letter.txt"]
 
@@ -51,7 +51,7 @@ def test_only_leftovers_of_the_run_itself_are_removed(tmp_path):
     foreign = tmp_path / "letters" / ".writing-x"
     foreign.parent.mkdir()
     foreign.touch()
-    with pytest.raises(ConfigError, match="holds no run"):
+    with pytest.raises(ConfigError, match="does not hold a run"):
         runs.run(runs.tiny(tmp_path), foreign.parent)
     assert foreign.exists()
 
@@ -70,7 +70,7 @@ def test_two_processes_in_one_folder_are_an_error(tmp_path):
 
     class Second(Silent):
         def progress(self, now):
-            with pytest.raises(ConfigError, match="another process trains in"):
+            with pytest.raises(ConfigError, match="another process is training in"):
                 runs.run(recipe, out)
             raise KeyboardInterrupt
 
@@ -97,10 +97,10 @@ def test_other_images_than_a_run_began_with_are_refused(tmp_path):
         runs.run(recipe, out, type("Later", (Silent,), {"progress": _stop_at_12})())
     kept = json.loads((out / "data.json").read_text())
     (out / "data.json").write_text(json.dumps(kept | {"train": {"images": 170, "sha256": "0"}}))
-    with pytest.raises(DataError, match=r"the train images are not those of this run \(170 then, 160 now\)"):
+    with pytest.raises(DataError, match=r"the train images differ from those of this run \(170 then, 160 now\)"):
         runs.run(recipe, out)
     (out / "data.json").write_text(json.dumps(kept | {"classes": ["a", "b"]}))
-    with pytest.raises(DataError, match="the classes are not those that this run was trained on"):
+    with pytest.raises(DataError, match="the classes differ from those that this run was trained on"):
         runs.run(recipe, out)
 
 
@@ -122,7 +122,7 @@ def test_going_on_with_other_threads_is_said(tmp_path):
         runs.train(recipe, out, Options(threads=2), Listening())
     finally:
         torch.set_num_threads(1)
-    assert "note: threads was 1 and is 2, so the result will not be the same to the bit" in said
+    assert "note: threads was 1 and is 2, so the result will not be bit-identical" in said
 
 
 def test_the_environment_is_written_down(learned):

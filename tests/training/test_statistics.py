@@ -32,7 +32,7 @@ def test_intervals_are_those_of_the_paired_t_test():
     [
         ([71.0, 72.0, 71.5, 71.8], [69.0, 70.1, 69.4, 69.9], "better, at n=4"),
         ([69.0, 70.1, 69.4, 69.9], [71.0, 72.0, 71.5, 71.8], "worse, at n=4"),
-        ([70.0, 71.0], [70.5, 70.6], "no difference shown at n=2"),
+        ([70.0, 71.0], [70.5, 70.6], "no significant difference at n=2"),
         ([90.5, 90.7], [90.0, 90.2], "all 2 pairs differ by the same: no interval"),
         ([75.0], [70.0], "one pair shows nothing"),
         ([], [], "no pair"),
@@ -48,7 +48,7 @@ def test_a_mean_has_a_deviation_from_two_values_on():
 
 
 @pytest.mark.parametrize(("deviation", "difference"), [(1.4, 0.5), (0.6, 0.5), (2.6, 1.0), (0.1, 0.5)])
-def test_with_so_many_pairs_a_paired_t_test_has_a_power_of_four_in_five(deviation, difference):
+def test_with_that_number_of_pairs_a_paired_t_test_has_a_power_of_four_in_five(deviation, difference):
     def power(n):
         away, critical = difference / deviation * n**0.5, stats.t.ppf(0.975, n - 1)
         return stats.nct.sf(critical, n - 1, away) + stats.nct.cdf(-critical, n - 1, away)
@@ -76,7 +76,7 @@ def test_a_tiny_difference_is_answered_at_once():
     assert n == pytest.approx(((stats.norm.ppf(0.975) + stats.norm.ppf(0.8)) / 0.0005) ** 2, rel=1e-6)
 
 
-def test_so_many_pairs_show_the_difference_and_one_pair_less_does_not():
+def test_that_number_of_pairs_shows_the_difference_and_one_pair_less_does_not():
     def visible(n):
         return (stats.t.ppf(0.975, n - 1) + stats.t.ppf(0.8, n - 1)) / math.sqrt(n)
 

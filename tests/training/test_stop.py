@@ -30,7 +30,7 @@ def interrupted():
 
 
 def test_a_signal_that_a_library_has_swallowed_while_it_was_loaded_is_not_lost(monkeypatch):
-    monkeypatch.setattr(stop, "came_early", [signal.SIGTERM])
+    monkeypatch.setattr(stop, "early_signals", [signal.SIGTERM])
     with StopRequests() as requests, pytest.raises(Stopped, match="SIGTERM"):
         requests.check()
 

@@ -1,4 +1,4 @@
-"""Stopped anywhere, a run goes on from its last checkpoint and ends as if it had never been stopped."""
+"""Stopped anywhere, a run resumes from its last checkpoint and ends as if it had never been stopped."""
 
 import random
 import signal
@@ -39,12 +39,12 @@ def test_a_run_that_fails_after_a_step_ends_as_one_that_did_not(step, tmp_path, 
     recipe, out = runs.tiny(tmp_path), tmp_path / "run"
     with pytest.raises(CrashError):
         runs.run(recipe, out, CrashAt(step), checkpoint_every=0)
-    torch.manual_seed(99)  # the process that goes on is another
+    torch.manual_seed(99)  # the process that resumes is another
     runs.run(recipe, out)
     assert runs.results(out) == never_stopped
 
 
-def test_a_run_without_a_checkpoint_in_the_middle_goes_on_from_the_end_of_a_phase(tmp_path, never_stopped):
+def test_a_run_without_a_checkpoint_in_the_middle_resumes_from_the_end_of_a_phase(tmp_path, never_stopped):
     recipe, out, said = runs.tiny(tmp_path), tmp_path / "run", []
 
     class Listening(Silent):
@@ -54,7 +54,7 @@ def test_a_run_without_a_checkpoint_in_the_middle_goes_on_from_the_end_of_a_phas
     with pytest.raises(CrashError):
         runs.run(recipe, out, CrashAt(17))
     runs.run(recipe, out, Listening())
-    assert said[0] == "going on from step 10 of 30"
+    assert said[0] == "resuming from step 10 of 30"
     assert runs.results(out) == never_stopped
 
 
@@ -84,7 +84,7 @@ def test_a_process_killed_again_and_again_ends_as_one_that_was_not(seed, tmp_pat
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_ends_the_step_saves_and_says_how_to_go_on(number, code, tmp_path, never_stopped):
+def test_a_signal_ends_the_step_saves_and_says_how_to_resume(number, code, tmp_path, never_stopped):
     runs.tiny(tmp_path)
     out = tmp_path / "run"
     arguments = ("train", tmp_path / "tiny.toml", "--out", out, "--threads", "1", "--log-every", "1")
@@ -95,15 +95,15 @@ def test_a_signal_ends_the_step_saves_and_says_how_to_go_on(number, code, tmp_pa
     process.send_signal(number)
     said, errors = process.communicate(timeout=60)
     assert process.returncode == code, errors
-    go_on = f"maskconnect train {out}/recipe.toml --out {out} --threads 1 --log-every 1"
-    assert f"stopped by {number.name}; all is saved. To go on: {go_on}\n" in said
+    resume = f"maskconnect train {out}/recipe.toml --out {out} --threads 1 --log-every 1"
+    assert f"stopped by {number.name}; progress is saved. To resume: {resume}\n" in said
     assert errors == ""
     steps = [line["step"] for line in runs.metrics(out)]
     (saved,) = out.glob("checkpoints/step-*") if steps[-1] < 10 else [max(out.glob("checkpoints/step-*"))]
     assert int(saved.name.removeprefix("step-")) == steps[-1]  # the very step, not the last one of a phase
 
-    said, errors = runs.command(*go_on.split()[1:]).communicate(timeout=60)
-    assert f"going on from step {steps[-1]:,} of 30" in said
+    said, errors = runs.command(*resume.split()[1:]).communicate(timeout=60)
+    assert f"resuming from step {steps[-1]:,} of 30" in said
     files, _, summary = runs.results(out)
     assert files.keys() == never_stopped[0].keys()
     assert {name for name in files if files[name] != never_stopped[0][name]} == set()
@@ -158,5 +158,5 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_is_used(tmp_path, never
 
     runs.run(recipe, out, Listening())
     assert "step-000000007 cannot be used" in said[0]
-    assert said[1] == "going on from step 6 of 30"
+    assert said[1] == "resuming from step 6 of 30"
     assert runs.results(out) == never_stopped

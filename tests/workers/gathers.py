@@ -6,7 +6,7 @@ from leaving import leave_at_once
 from torch import nn
 
 import maskconnect as mc
-from maskconnect.models.synced import synchronise_norms_
+from maskconnect.models.synced import synchronize_norms_
 from maskconnect.training.ranks import interleaved, join, leave
 
 ranks = join()
@@ -33,7 +33,7 @@ plain, synced = (nn.BatchNorm2d(4).double() for _ in range(2))
 nn.init.normal_(plain.weight)
 nn.init.normal_(plain.bias)
 synced.load_state_dict(plain.state_dict())
-synchronise_norms_(synced)
+synchronize_norms_(synced)
 whole, own = x.clone().requires_grad_(), x[ranks.rank :: ranks.count].clone().requires_grad_()  # 3 and 2 images
 plain(whole).backward(dy)
 synced(own).backward(dy[ranks.rank :: ranks.count])

@@ -1,1 +1,1 @@
-"""What learning connectivity costs: training steps beside those of plain networks."""
+"""The cost of learning connectivity: training steps compared with those of plain networks."""

@@ -1,11 +1,11 @@
-"""What a training step computes, moves and holds, counted operation by operation; nothing need be computed for it.
+"""Count what a training step computes, moves and holds, operation by operation, without computing anything.
 
 On the meta device tensors have shapes and no numbers, so that a step of any network can be counted on any machine.
 
     FLOPs       of convolutions, matrix products and attention, two for a multiply-accumulate
-    traffic     bytes that operations read and write, each tensor once an operation; what stays in a cache counts too
+    traffic     bytes that operations read and write, each tensor once per operation; data in a cache counts too
     peak        bytes of all tensors that are alive at once, weights and gradients and images among them
-    operations  how many torch starts, below autograd; views and memory that is only taken do not count
+    operations  how many torch launches, below autograd; views and empty allocations do not count
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import baddbmm_flop, flop_registry
 
 FILLED = ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
-"""Operations that read nothing but a shape; those that leave memory empty write nothing either."""
+"""Operations that read only a shape; operations that return empty memory write nothing either."""
 
 
 aten = torch.ops.aten
@@ -35,7 +35,7 @@ AS_ON_GPU = {
 
 @dataclass
 class Arithmetic:
-    """Of one step."""
+    """The counts of one step."""
 
     flops: int = 0
     traffic: int = 0
@@ -43,16 +43,16 @@ class Arithmetic:
     operations: int = 0
 
     def describe(self) -> dict[str, int]:
-        """As plain data."""
+        """Return the counts as plain data."""
         return asdict(self)
 
 
 @dataclass
 class _Counter(TorchDispatchMode):
-    """Looks at every operation below autograd."""
+    """Counts every operation below autograd."""
 
     found: Arithmetic = field(default_factory=Arithmetic)
-    alive: dict[int, int] = field(default_factory=dict)  # the bytes of every storage, by its address as an object
+    alive: dict[int, int] = field(default_factory=dict)  # the bytes of every storage, by its id
     total: int = 0
 
     def __post_init__(self) -> None:
@@ -70,7 +70,7 @@ class _Counter(TorchDispatchMode):
         weakref.finalize(storage, self.release, key)
 
     def release(self, key: int) -> None:
-        """It was freed."""
+        """Subtract the memory of a storage that was freed."""
         self.total -= self.alive.pop(key)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -83,7 +83,7 @@ class _Counter(TorchDispatchMode):
             new = [y for y in made if id(y) not in before]
             name = func._overloadpacket.__name__
             if "empty" not in name:
-                self.found.operations += bool(read or made)  # torch.promote_types, say, has no tensors
+                self.found.operations += bool(read or made)  # torch.promote_types, for example, has no tensors
                 self.found.traffic += sum(map(_bytes, new if name in FILLED else (*read, *new)))
             self.found.flops += _flops(func, args, kwargs, out)
         for tensor in (*read, *made):
@@ -92,7 +92,7 @@ class _Counter(TorchDispatchMode):
 
 
 def count(step: Callable[[], None]) -> Arithmetic:
-    """What a step computes, moves and holds. One step before it makes what lasts, such as the state of an optimizer."""
+    """Count what a step computes, moves and holds. A step before it creates lasting state, such as the optimizer's."""
     step()
     counter = _Counter()
     with counter:
@@ -101,13 +101,13 @@ def count(step: Callable[[], None]) -> Arithmetic:
 
 
 def _bytes(tensor: Tensor) -> int:
-    """What there is to read of it; of an expanded tensor only the numbers that it has."""
+    """Return the bytes that it takes to read a tensor; an expanded one has only those of its storage."""
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 
 def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> int:
     packet = func._overloadpacket
-    if packet is aten.convolution_backward:  # torch's own count forgets groups
+    if packet is aten.convolution_backward:  # torch's own formula ignores groups
         dy, _, weight, *_, (wants_dx, wants_dw, _) = args
         return int(2 * dy.numel() * weight[0].numel() * (wants_dx + wants_dw))
     if packet is aten.baddbmm_:

@@ -1,4 +1,4 @@
-"""Which networks are timed, and how far learning their wiring may be from a plain network."""
+"""The networks that are timed, and limits for the cost of learning their wiring."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ CLASSES = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How many times as much as a plain step a learning one may take."""
+    """Limits for a learning step, as multiples of a plain one."""
 
     time: Mapping[int, float] = field(default_factory=dict)  # by batch size
     memory: float = inf
     operations: float = inf
 
     def at(self, batch: int) -> dict[str, float | None]:
-        """Those of one batch size as plain data; None where time has no limit."""
+        """Return the limits of one batch size as plain data; None if time has no limit."""
         return {"time": self.time.get(batch), "memory": self.memory, "operations": self.operations}
 
 
@@ -37,24 +37,24 @@ class Case:
     """A network with learned connectivity, and the plain one that it is compared with."""
 
     about: str
-    network: Callable[[str], nn.Module]  # ours, by its connectivity: "learned", or "random" of the same fan-in
+    network: Callable[[str], nn.Module]  # takes the connectivity: "learned", or "random" with the same fan-in
     plain: Callable[[], nn.Module]
     forms: tuple[Form, ...] = OF_CONVOLUTIONS  # each network is timed in the fastest of these
     batches: tuple[int, ...] = (128, 32)
-    images: int | None = None  # about how many of a batch masks learn from; None for all
+    images: int | None = None  # masks learn from about this many per batch; None for all
     has_lean: bool = False  # whether it can recompute wide tensors in the backward pass
-    bar: Limits = Limits()  # what tests enforce
-    aim: Limits = Limits()  # what we want to reach
+    bar: Limits = Limits()  # enforced by tests
+    aim: Limits = Limits()  # the goal
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """What is timed; see `steps.py`."""
+        """The variants that are timed; see `steps.py`."""
         common = ("plain", "frozen", "learning", "blending", "reference")
         return (*common, "lean") if self.has_lean else common
 
 
 def resnet_case(depth: int, fan_in: int, **options: Any) -> Case:
-    """A ResNet of CIFAR."""
+    """Return the case of a CIFAR ResNet."""
     blocks = [(depth - 2) // 6] * 3
     spec = ResNetSpec(depth=depth, num_classes=CLASSES, fan_in=fan_in)
     return Case(
@@ -66,7 +66,7 @@ def resnet_case(depth: int, fan_in: int, **options: Any) -> Case:
 
 
 def resnext_case(width: int, cardinality: int, fan_in: int, **options: Any) -> Case:
-    """A ResNeXt of CIFAR, of 29 layers."""
+    """Return the case of a CIFAR ResNeXt with 29 layers."""
     spec = ResNeXtSpec(depth=29, width=width, cardinality=cardinality, num_classes=CLASSES, fan_in=fan_in)
     return Case(
         about=f"ResNeXt {{29,{width},{cardinality}}}, K={fan_in}",
@@ -78,11 +78,11 @@ def resnext_case(width: int, cardinality: int, fan_in: int, **options: Any) -> C
 
 
 def transformer_case(layers: int, fan_in: int, **options: Any) -> Case:
-    """A vision transformer of CIFAR: 65 tokens of width 192.
+    """Return the case of a vision transformer for CIFAR: 65 tokens of width 192.
 
-    Ours is the plain one rewired, as in docs/rewire.md; a module is a whole layer, attention and MLP. Its masks start
-    near the old wiring, so nearly all layers are read and trained in every step. (Uniform masks leave many layers
-    unread, whose backward passes do not run: such a stack takes less time than a plain network.)
+    Ours is the plain one rewired, as in docs/guides/rewire.md; a module is a whole layer, attention and MLP. Its masks
+    start near the old wiring, so nearly all layers are read and trained in every step. (With uniform masks many
+    layers are not read; their backward passes do not run, and the stack takes less time than a plain network.)
     """
 
     def plain() -> nn.Module:
@@ -98,9 +98,9 @@ def transformer_case(layers: int, fan_in: int, **options: Any) -> Case:
 
 
 BARS = {
-    "resnet38": Limits(time={128: 1.35, 32: 1.41}, memory=1.42, operations=2.9),
-    "resnet74": Limits(time={128: 1.25, 32: 1.25}, memory=1.44, operations=3.95),
-    "resnet110": Limits(time={128: 1.35, 32: 1.65}, memory=1.43, operations=4.8),
+    "resnet38": Limits(time={128: 1.35, 32: 1.41}, memory=1.33, operations=2.9),
+    "resnet74": Limits(time={128: 1.25, 32: 1.25}, memory=1.33, operations=3.95),
+    "resnet110": Limits(time={128: 1.35, 32: 1.65}, memory=1.33, operations=4.8),
     "resnext29-8-8": Limits(time={128: 3.0, 32: 3.6}, memory=2.45, operations=13.7),
     "resnext29-64-8": Limits(time={8: 1.6}, memory=2.0, operations=10.0),
     "transformer12": Limits(time={32: 1.18}, memory=1.10, operations=1.45),
@@ -115,7 +115,7 @@ AIMS = {
     "transformer12": Limits(time={32: 1.02}, memory=1.10, operations=1.2),
 }
 
-MADE = {
+BUILDERS = {
     "resnet38": partial(resnet_case, 38, 10),
     "resnet74": partial(resnet_case, 74, 15),
     "resnet110": partial(resnet_case, 110, 20),
@@ -124,4 +124,4 @@ MADE = {
     "transformer12": partial(transformer_case, 12, 2, batches=(32,)),
 }
 
-CASES = {name: case(bar=BARS[name], aim=AIMS[name]) for name, case in MADE.items()}
+CASES = {name: case(bar=BARS[name], aim=AIMS[name]) for name, case in BUILDERS.items()}

@@ -1,4 +1,4 @@
-"""On what something was timed."""
+"""The machine on which something was timed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import maskconnect
 
 
 def machine() -> dict[str, Any]:
-    """The processor, how many threads, and the versions."""
+    """Return the processor, the number of cores and threads, and versions."""
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),

@@ -1,11 +1,11 @@
-"""Plain ResNet and ResNeXt, written without anything else of maskconnect: what ours are compared with.
+"""Plain ResNet and ResNeXt in PyTorch alone: the baselines of all comparisons.
 
 They are as fast as eager PyTorch allows: sums and ReLUs overwrite outputs of batch norms, which no backward pass needs,
-and shortcuts are subsampled by a pooling of one pixel, whose gradient keeps the memory layout (that of a slice does
+and shortcuts are subsampled by pooling single pixels, whose gradient keeps the memory format (that of a slice does
 not).
 
-ResNeXt is written as it was published, with grouped convolutions; with `norm="branch"` its last 1x1 convolution is
-grouped too and has a batch norm for each branch, before the branches are summed.
+ResNeXt has grouped convolutions, as published. With `norm="branch"` its last 1x1 convolution is grouped too, and has a
+batch norm per branch before the branches are summed.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torch.nn import functional as F
 
 
 def stem(kind: str, inputs: int, width: int) -> list[nn.Module]:
-    """Convolution and batch norm; the pool is in `pooled`."""
+    """Return the convolution and batch norm of the stem; `pooled` does the pooling."""
     kernel, stride = (7, 2) if kind == "imagenet" else (3, 1)
     return [nn.Conv2d(inputs, width, kernel, stride, kernel // 2, bias=False), nn.BatchNorm2d(width)]
 
 
 def pooled(kind: str, x: Tensor) -> Tensor:
-    """Images of 32 px are not."""
+    """Max-pool the output of the stem, except for images of 32 px."""
     return x if kind == "cifar" else F.max_pool2d(x, 3, 2, 1)
 
 
@@ -45,7 +45,7 @@ class PlainBlock(nn.Module):
         self.stride, self.missing = stride, outputs - inputs
 
     def forward(self, x: Tensor) -> Tensor:
-        """The output of the block."""
+        """Return the output of the block."""
         y = x
         for number, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
             y = norm(conv(F.relu_(y) if number else y))
@@ -74,7 +74,7 @@ class PlainResNet(nn.Module):
         self.fc = nn.Linear(inputs, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The scores of all classes."""
+        """Return the scores of all classes."""
         x = pooled(self.kind, F.relu_(self.stem[1](self.stem[0](x))))
         for block in self.blocks:
             x = block(x)
@@ -99,7 +99,7 @@ class PlainModule(nn.Module):
         self.project_norm = nn.BatchNorm2d(outputs) if inputs != outputs else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """The output of the module."""
+        """Return the output of the module."""
         y = F.relu_(self.reduce_norm(self.reduce(x)))
         y = F.relu_(self.grouped_norm(self.grouped(y)))
         y = self.expand_norm(self.expand(y))
@@ -112,7 +112,7 @@ class PlainModule(nn.Module):
 
 
 class PlainResNeXt(nn.Module):
-    """ResNeXt, with one batch norm after the sum of branches or one for each."""
+    """ResNeXt, with one batch norm after the sum of branches, or one per branch."""
 
     def __init__(
         self, kind: str, stages: list[int], width: int, groups: int, num_classes: int, norm: str, stem_width: int = 16

@@ -1,4 +1,4 @@
-"""A plain vision transformer of small images, written without anything else of maskconnect.
+"""A plain vision transformer for small images, in PyTorch alone.
 
 Shape letters: B images, N tokens, H heads, D numbers per head. Sums overwrite outputs of linear layers, which no
 backward pass needs.
@@ -22,7 +22,7 @@ class PlainLayer(nn.Module):
         self.widen, self.narrow = nn.Linear(width, ratio * width), nn.Linear(ratio * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The tokens after this layer."""
+        """Return the tokens after this layer."""
         qkv = self.qkv(self.attention_norm(x)).unflatten(2, (3, self.heads, -1))
         q_BHND, k_BHND, v_BHND = qkv.permute(2, 0, 3, 1, 4).unbind(0)
         y: Tensor = self.project(F.scaled_dot_product_attention(q_BHND, k_BHND, v_BHND).transpose(1, 2).flatten(2))
@@ -33,7 +33,7 @@ class PlainLayer(nn.Module):
 
 
 class PlainTransformer(nn.Module):
-    """An encoder of patches and a class token, without dropout."""
+    """An encoder with patches and a class token, without dropout."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class PlainTransformer(nn.Module):
         self.norm, self.fc = nn.LayerNorm(width), nn.Linear(width, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The scores of all classes."""
+        """Return the scores of all classes."""
         x = self.patches(x).flatten(2).transpose(1, 2)
         x = torch.cat([self.token.expand(len(x), -1, -1), x], dim=1) + self.places
         for block in self.blocks:

@@ -1,15 +1,15 @@
-"""Training steps of one case, timed in turn, and what they compute, move and hold.
+"""Time the training steps of one case in turn, and count what they compute, move and hold.
 
     plain       a plain network (`plain.py`)
     frozen      random wiring of the same fan-in
     learning    masks and weights
-    blending    the same with all candidates read in part, where K of them are drawn otherwise
-    reference   learning in the readable way (`core/reference.py`)
-    lean        ResNeXt: learning, with wide tensors made again rather than kept
+    blending    the same, with all candidates read instead of K that are drawn
+    reference   learning with the reference implementation (`core/reference.py`)
+    lean        ResNeXt: learning, with wide tensors recomputed in the backward pass instead of kept
 
 A step is forward, backward, and the update of weights and masks. Each network is timed in the fastest of its forms
-(`forms.py`), so that the comparison is with the best that a plain network can do; `reference` and `lean` have the form
-of `learning`.
+(`forms.py`), so that the baseline is the best that a plain network can do; `reference` and `lean` have the form of
+`learning`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from torch.nn import functional as F
 from maskconnect.bench.arithmetic import Arithmetic, count
 from maskconnect.bench.cases import CLASSES, Case
 from maskconnect.bench.forms import COUNTED, Form
-from maskconnect.core.learning import Blend, Draw
+from maskconnect.core.blend import Blend
+from maskconnect.core.draw import Draw
 from maskconnect.core.lookup import masks_of
 from maskconnect.core.optim import attach, param_groups
 from maskconnect.core.reference import reference
@@ -34,12 +35,12 @@ from maskconnect.ship.measure import Times, interleaved
 
 SIDE = 32
 LONG = 10**9
-"""Steps over which blended masks become the top-K: far more than are measured."""
+"""Steps over which blended masks become the top-K: far more than are timed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What the steps of one case took at one batch size."""
+    """The time and the counts of the steps of one case at one batch size."""
 
     batch: int
     forms: Mapping[str, Form]  # of each variant
@@ -47,7 +48,7 @@ class Result:
     arithmetic: Mapping[str, Arithmetic]
 
     def describe(self) -> dict[str, Any]:
-        """All of it as plain data: seconds of each variant, and ratios with their spread."""
+        """Return all of it as plain data: the seconds of each variant, and ratios with their spread."""
         pairs = [(name, "plain") for name in self.times if name != "plain"]
         pairs += [("learning", "frozen")] * ("frozen" in self.times)
         ratios = {f"{a}_over_{b}": self._ratio(a, b) for a, b in pairs}
@@ -67,11 +68,11 @@ class Result:
         }
 
     def memory(self, variant: str) -> float:
-        """How many times as much as a plain step a variant holds at its peak."""
+        """Return the peak memory of a variant, as a multiple of a plain step."""
         return self.arithmetic[variant].peak / self.arithmetic["plain"].peak
 
     def operations(self, variant: str) -> float:
-        """How many times as many operations as a plain step a variant starts."""
+        """Return the number of operations of a variant, as a multiple of a plain step."""
         return self.arithmetic[variant].operations / self.arithmetic["plain"].operations
 
     def _ratio(self, a: str, b: str) -> dict[str, float]:
@@ -84,9 +85,9 @@ class Result:
 def time_steps(
     case: Case, batch: int, *, seconds: float, rounds: int = 100, variants: Sequence[str] | None = None
 ) -> Result:
-    """Time a step of every variant, interleaved, for about `seconds` at most, and count what it does.
+    """Time a step of every variant, interleaved, for about `seconds` at most, and count its operations.
 
-    Finding the fastest form of a variant takes up to a fifth of `seconds` more, and a few steps at least.
+    Finding the fastest form takes up to a fifth of `seconds` more per variant, and at least a few steps.
     """
     variants = case.variants if variants is None else variants
     chosen: dict[str, tuple[Form, Callable[[], None]]] = {}
@@ -103,9 +104,9 @@ def time_steps(
 
 
 def count_steps(case: Case, batch: int, variants: Sequence[str], device: str = "meta") -> dict[str, Arithmetic]:
-    """What a step of some variants computes, moves, holds and starts.
+    """Count what a step of each variant computes, moves, holds and launches.
 
-    On the meta device nothing is computed, but a few checks of the masks are left out, and attention is not fused.
+    The meta device computes nothing, skips a few checks of the masks, and does not fuse attention.
     """
     return {name: count(step_of(case, name, batch, COUNTED, device)) for name in variants}
 
@@ -113,7 +114,7 @@ def count_steps(case: Case, batch: int, variants: Sequence[str], device: str = "
 def _fastest(
     case: Case, variant: str, batch: int, forms: Sequence[Form], seconds: float
 ) -> tuple[Form, Callable[[], None]]:
-    """A step in the form in which it is fastest."""
+    """Return a step in its fastest form."""
     steps = {form: step_of(case, variant, batch, form) for form in forms}
     if len(steps) > 1:
         times = interleaved({str(form): step for form, step in steps.items()}, 20, seconds, least=2)
@@ -124,20 +125,20 @@ def _fastest(
 
 
 def step_of(case: Case, variant: str, batch: int, form: Form, device: str = "cpu") -> Callable[[], None]:
-    """A training step of one variant."""
+    """Return a training step of one variant."""
     step = training_step(make(case, variant).to(device), batch, form)
     if variant != "reference":
         return step
 
-    def readable() -> None:
+    def reference_step() -> None:
         with reference():
             step()
 
-    return readable
+    return reference_step
 
 
 def make(case: Case, variant: str) -> nn.Module:
-    """The network of a variant, always with the same weights."""
+    """Build the network of a variant, always with the same weights."""
     torch.manual_seed(0)
     if variant == "plain":
         return case.plain()
@@ -151,7 +152,7 @@ def make(case: Case, variant: str) -> nn.Module:
 
 
 def training_step(network: nn.Module, batch: int, form: Form) -> Callable[[], None]:
-    """A step of SGD on the same images, again and again."""
+    """Return an SGD step that uses the same images every time."""
     form.network(network.train())
     device = next(network.parameters()).device
     x, y = (part.to(device) for part in images(batch))
@@ -172,6 +173,6 @@ def training_step(network: nn.Module, batch: int, form: Form) -> Callable[[], No
 
 
 def images(batch: int) -> tuple[Tensor, Tensor]:
-    """Noise of the size of CIFAR, and classes."""
+    """Return noise of the size of CIFAR images, and labels."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(batch, 3, SIDE, SIDE, generator=generator), torch.randint(CLASSES, (batch,), generator=generator)

@@ -1,4 +1,4 @@
-"""The architecture that a run has found: which kinds of branches were kept, their wiring, their code, a picture.
+"""The architecture that a run found: the kinds of branches that were kept, their wiring, their code, a picture.
 
 For networks whose modules have kinds, such as `mc.mixed`. Layers and branches are numbered as in the code and in the
 picture.
@@ -24,10 +24,10 @@ PICTURE = "wiring.svg"
 
 
 def show_architecture(folder: Path, *, code: bool = True) -> None:
-    """Print the architecture of a run that has ended, prove that it computes the same, and write its picture."""
+    """Print the architecture of a finished run, check that pruning it changes no output, and write its picture."""
     try:
         _show(folder, code)
-    except Exception as error:  # the run itself has ended well
+    except Exception as error:  # the run itself has succeeded
         say(f"the architecture cannot be shown: {error or type(error).__name__}")
 
 
@@ -55,7 +55,7 @@ def show_wiring(wires: Wires) -> None:
 
 
 def layers_of(wires: Wires) -> Iterator[tuple[str, str, str]]:
-    """For each layer its number, the branches that reach the output, and the others."""
+    """Yield for each layer its number, the branches that reach the output, and the others."""
     names = names_of(wires)
     for layer, members in enumerate(wires.layout.layers):
         kept, removed = (", ".join(names[k] for k in members if wires.alive[k] is on) for on in (True, False))
@@ -63,7 +63,7 @@ def layers_of(wires: Wires) -> Iterator[tuple[str, str, str]]:
 
 
 def reading_of(wires: Wires) -> Iterator[str]:
-    """For each branch that was kept, what it reads."""
+    """Yield for each branch that was kept what it reads."""
     names, wide = names_of(wires), max(map(len, names_of(wires)))
     for k, sources in enumerate(wires.sources):
         if wires.alive[k]:
@@ -72,7 +72,7 @@ def reading_of(wires: Wires) -> Iterator[str]:
 
 
 def names_of(wires: Wires) -> list[str]:
-    """Each branch by its kind; with its number where its layer has several of that kind."""
+    """Name each branch by its kind, and by its number if its layer has several of that kind."""
     found = [""] * len(wires.kinds)
     for members in wires.layout.layers:
         kinds = [wires.kinds[k] for k in members]
@@ -82,15 +82,15 @@ def names_of(wires: Wires) -> list[str]:
 
 
 def pruned(saved: Saved) -> tuple[nn.Module, str]:
-    """The network without the branches that were removed, and in words what that has changed."""
+    """Return the network without the removed branches, and a sentence that says what this changed."""
     from maskconnect.core.lookup import masks_of
     from maskconnect.pruning.prune import pruned_parameters
     from maskconnect.ship.pruning import prune_saved
 
-    after, apart = prune_saved(saved, fold=False, merge=False)
-    alive = [on for masks in masks_of(saved.network) for on in masks.settled().alive]
+    after, difference = prune_saved(saved, fold=False, merge=False)
+    alive = [on for masks in masks_of(saved.network) for on in masks.current_wiring().alive]
     count = pruned_parameters(saved.network)
-    same = "are equal to the bit" if not apart else f"differ by {apart:.1e} of the largest at most"
+    same = "are bit-identical" if not difference else f"differ by at most {difference:.1e} of the largest"
     return after.network, (
         f"Pruned: {len(alive)} blocks -> {sum(alive)}, {count.weights:,} parameters -> {count.transitive:,}. "
         f"The outputs of both networks {same}."
@@ -98,7 +98,7 @@ def pruned(saved: Saved) -> tuple[nn.Module, str]:
 
 
 def readable(code: str) -> str:
-    """The code of a `torch.fx` graph for people: it deletes no names after use, and indexes parts and slices by []."""
+    """Make the code of a `torch.fx` graph readable: delete no names after use; write parts and slices with []."""
     code = re.sub(r";  (?:\w+ = )+None$", "", code, flags=re.MULTILINE)
     code = re.sub(r"\[\(((?:slice\(None, None, \w+\)(?:, )?)+)\)\]", lambda found: f"[{_slices(found[1])}]", code)
     before = None
@@ -112,7 +112,7 @@ def _slices(text: str) -> str:
 
 
 def write_picture(svg: str, place: Path) -> None:
-    """Write the picture, whole or not at all, and print where it is, or why it is not there."""
+    """Write the picture completely or not at all, and print where it is, or why it is missing."""
     from maskconnect.training.files import write_atomically
 
     try:

@@ -1,4 +1,4 @@
-"""`maskconnect bench`: how much longer a step takes that learns its wiring than one of a plain network."""
+"""`maskconnect bench`: the cost of a training step that learns its wiring, relative to a plain network."""
 
 from __future__ import annotations
 
@@ -16,33 +16,36 @@ if TYPE_CHECKING:
     from maskconnect.bench.cases import Case
     from maskconnect.bench.steps import Result
 
-EXAMPLE = """bench resnet38 --batch 32
-  maskconnect bench --out bench.json"""
+EXAMPLES = """bench resnet38 --batch 32
+  maskconnect bench transformer12 --images 16 --seconds 10
+  maskconnect bench --out bench.json                          all networks, numbers as JSON"""
 
 
 def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     """Add `bench` to the command line."""
-    about = "what learning connectivity costs: training steps beside those of plain networks"
-    parser = add_verb(commands, "bench", run, about, EXAMPLE)
+    about = "time training steps that learn the wiring, relative to plain networks"
+    parser = add_verb(commands, "bench", run, about, EXAMPLES)
     parser.add_argument("cases", nargs="*", metavar="CASE", help="resnet38, resnext29-8-8, ... (default: all)")
-    parser.add_argument(
-        "--batch", type=int, metavar="N", help="images per step (default: those of the case, 128 and 32)"
+    what = parser.add_argument_group("what to time")
+    what.add_argument("--batch", type=int, metavar="N", help="images per step (default: depends on the case)")
+    what.add_argument(
+        "--images", type=int, metavar="N", help="masks learn from about N images per batch (default: all)"
     )
-    parser.add_argument(
-        "--images", type=int, metavar="N", help="masks learn from about N images of a batch (default: from all)"
-    )
-    parser.add_argument("--seconds", type=float, default=30.0, metavar="N", help="of timing each (default: 30)")
-    parser.add_argument("--threads", type=int, metavar="N", help="of the CPU (default: torch's)")
-    parser.add_argument(
+    how = parser.add_argument_group("how to time")
+    how.add_argument("--seconds", type=float, default=30.0, metavar="N", help="time per case and batch (default: 30)")
+    how.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: torch's choice)")
+    how.add_argument(
         "--own-loop",
         action="store_true",
-        help="do not tune the memory allocator, as in a training loop of your own (default: tuned, as by `train`)",
+        help="do not tune the memory allocator, as in your own training loop (default: tuned, as in `train`)",
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write all numbers there as JSON")
+    files = parser.add_argument_group("files")
+    files.add_argument("--out", type=Path, metavar="FILE", help="also write all numbers as JSON")
+    files.add_argument("--overwrite", action="store_true", help="replace FILE if it exists")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Time, and print the result of every network and batch size."""
+    """Time every network and batch size, and print the results."""
     from maskconnect.bench.cases import CASES
     from maskconnect.bench.machine import machine
     from maskconnect.bench.steps import time_steps
@@ -54,11 +57,13 @@ def run(args: argparse.Namespace) -> None:
         if name not in CASES:
             raise unknown_name("the case", name, CASES)
     if args.batch is not None and args.batch < 2:
-        raise ConfigError(f"--batch is {args.batch}; a batch norm needs 2 images or more.")
+        raise ConfigError(f"--batch is {args.batch}; a batch norm needs 2 images or more. Set --batch to 2 or more.")
     if args.images is not None and args.images < 1:
         raise ConfigError(f"--images is {args.images}; it must be 1 or more.")
     if args.out is not None and not args.out.parent.is_dir():
-        raise ConfigError(f"--out {args.out}: there is no folder {args.out.parent}.")
+        raise ConfigError(f"--out {args.out}: the folder {args.out.parent} does not exist; create it first.")
+    if args.out is not None and args.out.exists() and not args.overwrite:
+        raise ConfigError(f"--out {args.out} exists; choose another file, or add --overwrite to replace it.")
     options.prepare(Options(device="cpu", threads=args.threads), tune_allocator=not args.own_loop)
     found: dict[str, Any] = {"machine": machine(), "allocator_tuned": not args.own_loop, "images": args.images}
     found["results"] = []
@@ -67,7 +72,7 @@ def run(args: argparse.Namespace) -> None:
     work = [(name, batch) for name in cases for batch in (cases[name].batches if args.batch is None else (args.batch,))]
     for number, (name, batch) in enumerate(work, 1):
         case = cases[name]
-        if sys.stderr.isatty():  # the line of the result goes over it
+        if sys.stderr.isatty():  # the result overwrites this line
             print(
                 f"timing {case.about}, batch {batch} ({number} of {len(work)})", end="\r", file=sys.stderr, flush=True
             )
@@ -81,28 +86,28 @@ def run(args: argparse.Namespace) -> None:
     print(FOOT + (OWN_LOOP if args.own_loop else TUNED))
 
 
-COUNTED = ("learning", "blending")  # whose memory and operations are shown
+COUNTED = ("learning", "blending")  # the variants whose memory and operations are shown
 HEAD = (
     f"{'':22s} {'batch':>5s} {'plain, s':>8s} {'frozen':>7s}  {'learning':11s} {'blending':>8s} {'reference':>9s} "
     f"{'lean':>5s}  {'memory':10s}  {'operations':10s}  {'bar':>5s} {'aim':>5s}"
 )
 FOOT = """
-Interleaved training steps over those of a plain network, each in the fastest of its forms (memory layout; torch's SGD),
-which the second line names: the median over rounds, in brackets the ratio of the fastest steps. frozen: random wiring,
-which does not run modules that nothing reads. blending: learning without draws, all candidates read in part, as at its
-beginning. reference: learning in the readable way. lean: wide tensors are recomputed in the backward pass.
-memory: all tensors at the peak of a step, over plain; of learning, of blending. operations: how many torch starts per
-step, over plain, likewise; views do not count, and the optimizer is foreach. bar and aim: of the time of learning.
---out FILE has more.
+Time of a training step divided by that of a plain network, timed in turn: the median over rounds, in brackets the ratio
+of the fastest steps. Each network runs in its fastest form (memory format; torch's SGD), given in the second line.
+frozen: random wiring; modules that nothing reads do not run. blending: learning without draws; all candidates are
+read, as at the start of Blend. reference: the reference implementation. lean: wide tensors are recomputed in the
+backward pass. memory: all tensors at the peak of a step, over plain, for learning and for blending. operations: the
+number that torch launches per step, over plain, for the same two; views do not count, and SGD is foreach.
+bar and aim: limits for the time of learning. --out FILE writes more numbers.
 """
-TUNED = """The memory allocator is tuned for all networks, as in `maskconnect train`; --own-loop leaves it as it is in a
-training loop of your own."""
-OWN_LOOP = """--own-loop: the memory allocator is not tuned, as in a training loop of your own. To tune it like
+TUNED = """The memory allocator is tuned for all networks, as in `maskconnect train`. With --own-loop it is not, as in
+your own training loop."""
+OWN_LOOP = """--own-loop: the memory allocator is not tuned, as in your own training loop. To tune it like
 `maskconnect train`, call maskconnect.training.options.keep_memory() before the first step (Linux with glibc)."""
 
 
 def line(case: Case, result: Result) -> str:
-    """One result in the table: a line of numbers, and a line of forms."""
+    """Format one result of the table: a line of numbers, and a line of forms."""
     described = result.describe()
     seconds, ratios = described["seconds"]["plain"]["median"], described["ratios"]
     time = {name: f"{ratios[f'{name}_over_plain']['median']:.2f}" for name in case.variants if name != "plain"}
@@ -113,12 +118,12 @@ def line(case: Case, result: Result) -> str:
     return (
         f"{case.about:22s} {result.batch:5d} {seconds:8.3f} {time['frozen']:>7s}  {learning:11s} "
         f"{time['blending']:>8s} {time['reference']:>9s} {time.get('lean', ''):>5s}  {memory:10s}  {operations:10s}  "
-        f"{shown[0]:>5s} {shown[1]:>5s}\n  {said_forms(result)}"
+        f"{shown[0]:>5s} {shown[1]:>5s}\n  {forms_text(result)}"
     )
 
 
-def said_forms(result: Result) -> str:
-    """Which variants were fastest in which form."""
+def forms_text(result: Result) -> str:
+    """Say which variants were fastest in which form."""
     variants: dict[str, list[str]] = {}
     for name, form in result.forms.items():
         variants.setdefault(str(form), []).append(name)

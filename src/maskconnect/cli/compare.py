@@ -1,15 +1,16 @@
-"""`maskconnect compare`: finished runs in pairs of equal seeds, with intervals and a plain verdict."""
+"""`maskconnect compare`: compare finished runs in pairs of equal seeds, with intervals and a verdict."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from maskconnect.cli.verb import add_verb
+from maskconnect.cli.verb import add_verb, say
 from maskconnect.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
@@ -17,66 +18,69 @@ if TYPE_CHECKING:
 
 SETS = ("test", "validation")
 SMALLEST = 1e-6
-"""The smallest difference, in points, that `--see` takes; below it the number of pairs would leave all bounds."""
+"""The smallest difference, in points, that `--see` accepts; below it the number of pairs grows without bound."""
 
-EXAMPLE = """compare runs/quick-digits-prev-seed* runs/quick-digits-seed*
-  maskconnect compare runs/digits-prev runs/digits-sweep        folders of runs; the first recipe is the baseline
-  maskconnect compare kept/*.json --on validation --see 0.5     results that `sweep --keep` has kept
-  maskconnect compare kept/*.json --seeds 9..20                 those alone, which served for no choice
-  maskconnect compare a b c --baseline a --baseline b           beside both, a column each
-  maskconnect compare kept/*.json --figure differences          a figure of it: differences.svg and .png
-  maskconnect compare kept/*.json --parameters                  what pruning leaves, too"""
+EXAMPLES = """compare runs/digits-prev runs/quick-digits-sweep   the first folder is the baseline
+  maskconnect compare kept/*.json --on validation --see 0.5   results that `sweep --keep` wrote
+  maskconnect compare a b c --baseline a --baseline b         one column per baseline"""
 
 
 def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     """Add `compare` to the command line."""
-    about = "compare finished runs, seed by seed, with intervals and a verdict"
-    parser = add_verb(commands, "compare", run, about, EXAMPLE)
+    about = "compare finished runs seed by seed, with confidence intervals and a verdict"
+    parser = add_verb(commands, "compare", run, about, EXAMPLES)
     parser.add_argument(
         "runs", metavar="RUN", nargs="+", type=Path, help="run folders, kept results (.json), or folders of either"
     )
-    parser.add_argument(
+    what = parser.add_argument_group("what to compare")
+    what.add_argument(
         "--baseline",
         action="append",
         default=[],
         metavar="RUN",
         type=Path,
-        help="compare with its recipe (default: the first); given again, with each of them, a column each",
+        help="the baseline recipe (default: that of the first RUN); repeatable, one column per baseline",
     )
-    parser.add_argument(
-        "--names", nargs="+", metavar="NAME", help="what rows are called, baselines first (default: by their recipes)"
+    what.add_argument(
+        "--on",
+        default="test",
+        metavar="SET",
+        help="test or validation accuracy; use validation to choose (default: test)",
     )
-    parser.add_argument(
-        "--on", default="test", metavar="SET", help="test (the default), or validation, where a choice is to be made"
+    what.add_argument("--seeds", metavar="N", help="compare only the first N seeds, or a range: 9..20")
+    what.add_argument(
+        "--see", type=float, metavar="POINTS", help="also print how many pairs would detect a difference of POINTS"
     )
-    parser.add_argument("--seeds", metavar="N", help="compare these alone: how many, from 0 on, or which: 9..20")
-    parser.add_argument(
-        "--see", type=float, metavar="POINTS", help="also say how many pairs it takes to see a difference so large"
+    what.add_argument("--parameters", action="store_true", help="also print the number of parameters after pruning")
+    output = parser.add_argument_group("output")
+    output.add_argument("--names", nargs="+", metavar="NAME", help="names of the rows, baselines first")
+    output.add_argument(
+        "--figure", metavar="PLACE", type=Path, help="also draw PLACE.svg and PLACE.png, or replace them"
     )
-    parser.add_argument("--parameters", action="store_true", help="also say how many parameters pruning leaves")
-    parser.add_argument("--figure", metavar="PLACE", type=Path, help="also draw it, as PLACE.svg and PLACE.png")
-    parser.add_argument("--markdown", action="store_true", help="print a table for a page")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    output.add_argument("--markdown", action="store_true", help="print a Markdown table")
+    output.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Compare with the first recipe that is named, or with each of several."""
+    """Compare with the first recipe, or with each of several baselines."""
     from maskconnect.experiments.compare import sides_of
     from maskconnect.experiments.grid import seeds_of
 
     if args.on not in SETS:
         raise unknown_name("--on", args.on, SETS)
     if args.see is not None and not SMALLEST <= args.see < math.inf:
-        raise ConfigError(f"--see is {args.see}; it must be a difference of {SMALLEST} or more, such as 0.5.")
+        raise ConfigError(f"--see is {args.see}; it must be at least {SMALLEST} points. Pass a difference such as 0.5.")
     several = len(args.baseline) > 1
     if several and (args.json or args.figure is not None or args.see is not None):
-        raise ConfigError("--json, --figure and --see go with one --baseline.")
+        raise ConfigError("--json, --figure and --see work with one --baseline only; leave the others out.")
     seeds = None if args.seeds is None else seeds_of(args.seeds)
     sides = sides_of([*args.baseline, *args.runs], args.on, seeds)
     if args.names:
         if len(args.names) != len(sides):
             found = "; ".join(side.label for side in sides)
-            raise ConfigError(f"--names has {len(args.names)}; needed is one for each of {len(sides)} rows: {found}.")
+            raise ConfigError(
+                f"--names has {len(args.names)}, but there are {len(sides)} rows; pass one name per row: {found}."
+            )
         sides = [replace(side, label=name) for side, name in zip(sides, args.names, strict=True)]
     if args.figure is not None:
         _draw(sides, args.on, args.figure)
@@ -88,9 +92,11 @@ def run(args: argparse.Namespace) -> None:
     else:
         head, rows = _against_first(sides, args.see)
     head[2] = f"{args.on} accuracy, %"
-    notes = ["Accuracy is that of the last epoch. Differences are of equal seeds, intervals Student's."]
+    notes = ["Accuracy is that of the last epoch. Differences are paired by seed; intervals are Student's."]
     if args.see is not None:
-        notes.append(f"Of experiments with so many pairs, four of five would show a true difference of {args.see:g}.")
+        notes.append(
+            f"With this number of pairs, four of five experiments would detect a true difference of {args.see:g}."
+        )
     if args.parameters:
         from maskconnect.training.statistics import difference_by_seed, statistic
 
@@ -111,7 +117,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _against_first(sides: list[Side], see: float | None) -> tuple[list[str], list[list[str]]]:
-    """The head and the rows of a table: all beside the first."""
+    """Return the head and the rows of a table: all rows compared with the first."""
     baseline, *others = sides
     differences = [side.against(baseline) for side in others]
     head = ["", "seeds", "accuracy", "difference", "95 % interval", ""]
@@ -127,7 +133,7 @@ def _against_first(sides: list[Side], see: float | None) -> tuple[list[str], lis
 
 
 def _against_each(sides: list[Side], count: int) -> tuple[list[str], list[list[str]]]:
-    """The head and the rows of a table: all beside each of the first so many."""
+    """Return the head and the rows of a table: all rows compared with each of the first `count`."""
     baselines = sides[:count]
     head = ["", "seeds", "accuracy", *(f"over {baseline.label}" for baseline in baselines)]
     rows = [
@@ -142,7 +148,7 @@ def _accuracy(side: Side) -> tuple[str, str, str]:
 
 
 def _plain(sides: list[Side], see: float | None) -> dict[str, Any]:
-    """For programs."""
+    """Return the comparison as plain data, for --json."""
     baseline, *others = sides
     found = []
     for side in others:
@@ -163,10 +169,12 @@ def _plain(sides: list[Side], see: float | None) -> dict[str, Any]:
 
 
 def _draw(sides: list[Side], on: str, figure: Path) -> None:
-    """Differences from the first."""
+    """Draw the differences from the first row, and say which files were written or replaced."""
     from maskconnect.report.differences import Row, write_differences
 
     baseline, *others = sides
     place = figure.with_suffix("") if figure.suffix in (".svg", ".png") else figure
     place.parent.mkdir(parents=True, exist_ok=True)
+    action = "replaced" if any(Path(f"{place}{kind}").exists() for kind in (".svg", ".png")) else "wrote"
     write_differences([Row(side.label, side.against(baseline)) for side in others], baseline.label, on, place)
+    say(f"{action} {place}.svg and {place}.png", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`maskconnect data ...`: which data sets there are, get them, check them."""
+"""`maskconnect data ...`: list, fetch and check data sets."""
 
 from __future__ import annotations
 
@@ -20,53 +20,61 @@ if TYPE_CHECKING:
 
 Report = dict[str, Any]
 WITH_SUMS = ("cifar10", "cifar100")
-"""The sets whose files `load` compares with published checksums."""
+"""The data sets whose files `load` compares with published checksums."""
 
 MOST_COUNTS = 20
-"""Up to how many classes each is counted in text; in JSON all are."""
+"""The largest number of classes for which the text lists counts per class; JSON always lists them."""
 
 LINE_EVERY = 5.0
-"""Seconds between lines that say how far a thing is, where there is no terminal for a bar."""
+"""Seconds between progress lines, if there is no terminal for a progress bar."""
+
+
+FETCH_EXAMPLES = """data fetch cifar10 data
+  maskconnect data fetch fashion-mnist data
+
+A data set that is already in DIR is not downloaded again."""
+
+MINI_EXAMPLES = """data build-mini /data/imagenet mini --seed 1
+  maskconnect data build-mini /data/imagenet copy --manifest mini/manifest.json"""
 
 
 def add_to(commands: argparse._SubParsersAction[Any]) -> None:
-    """Add `data` and its verbs to the command line."""
+    """Add `data` and its commands to the command line."""
     about = "list, fetch and check data sets"
     parser = commands.add_parser(
         "data",
         help=about,
         description=f"{about.capitalize()}.",
-        epilog="example:\n  maskconnect data check cifar10 data",
+        epilog="examples:\n  maskconnect data check cifar10 data\n  maskconnect data fetch cifar10 data",
     )
-    verbs = parser.add_subparsers(metavar="VERB", required=True, title="verbs")
-    add_verb(verbs, "list", list_sets, "the data sets, and how to get them", "data list")
+    verbs = parser.add_subparsers(metavar="COMMAND", required=True, title="commands")
+    add_verb(verbs, "list", list_sets, "list the data sets, and how to get each", "data list")
 
-    verb = add_verb(
-        verbs, "check", check, "load a set and say what is in it", "data check cifar100 data --labels coarse"
-    )
+    examples = "data check digits\n  maskconnect data check cifar100 data --labels coarse"
+    verb = add_verb(verbs, "check", check, "load a data set and print what is in it", examples)
     verb.add_argument("name", metavar="NAME", help="a data set; see: maskconnect data list")
-    verb.add_argument("root", metavar="DIR", type=Path, nargs="?", help="where it is; digits and mnist5k need none")
-    verb.add_argument("--labels", choices=("fine", "coarse"), default="fine", help="of cifar100 (default: fine)")
-    verb.add_argument("--unverified", action="store_true", help="accept files without their published checksums")
+    verb.add_argument(
+        "root", metavar="DIR", type=Path, nargs="?", help="the folder it is in; digits and mnist5k need none"
+    )
+    verb.add_argument("--labels", choices=("fine", "coarse"), default="fine", help="labels of cifar100 (default: fine)")
+    verb.add_argument("--unverified", action="store_true", help="do not compare files with their published checksums")
     verb.add_argument("--json", action="store_true", help="print JSON")
 
-    verb = add_verb(verbs, "fetch", fetch_set, "get a set from where it is published", "data fetch cifar10 data")
+    verb = add_verb(verbs, "fetch", fetch_set, "download a data set", FETCH_EXAMPLES)
     verb.add_argument("name", metavar="NAME", help="cifar10, cifar100 or fashion-mnist")
-    verb.add_argument("dest", metavar="DIR", type=Path, nargs="?", help="the folder to put it into")
+    verb.add_argument("dest", metavar="DIR", type=Path, nargs="?", help="the folder to put it in")
 
-    verb = add_verb(
-        verbs, "build-mini", build, "make mini-ImageNet out of ImageNet", "data build-mini /data/imagenet mini --seed 1"
-    )
-    verb.add_argument("imagenet", metavar="IMAGENET", type=Path, help="the folder that ImageNet's train/ is in")
-    verb.add_argument("dest", metavar="DIR", type=Path, help="a new folder")
-    verb.add_argument("--seed", type=int, default=0, metavar="N", help="which classes and images (default: 0)")
+    verb = add_verb(verbs, "build-mini", build, "build Mini-ImageNet from ImageNet", MINI_EXAMPLES)
+    verb.add_argument("imagenet", metavar="IMAGENET", type=Path, help="the folder that contains ImageNet's train/")
+    verb.add_argument("dest", metavar="DIR", type=Path, help="a new folder for the result")
+    verb.add_argument("--seed", type=int, default=0, metavar="N", help="chooses classes and images (default: 0)")
     verb.add_argument(
-        "--manifest", type=Path, metavar="FILE", help="make the very set again whose manifest.json this is"
+        "--manifest", type=Path, metavar="FILE", help="rebuild the data set that this manifest.json describes"
     )
 
 
 def list_sets(args: argparse.Namespace) -> None:
-    """Print the data sets, what they are, and how to get them."""
+    """Print the name and content of every data set, and how to get it."""
     from maskconnect.data.catalog import ABOUT
     from maskconnect.data.fetch import SOURCES
 
@@ -82,7 +90,7 @@ def list_sets(args: argparse.Namespace) -> None:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Load a set, print what is in it, and end with an error if a file of it cannot be read."""
+    """Load a data set, print what is in it, and fail if one of its files cannot be read."""
     from maskconnect.data.catalog import load
     from maskconnect.data.folder import unreadable
     from maskconnect.data.sets import Files
@@ -100,32 +108,32 @@ def check(args: argparse.Namespace) -> None:
     if report["unreadable"]:
         found, total = len(report["unreadable"]), len(splits.train) + len(splits.test)
         raise DataError(
-            f"{found:,} of the {total:,} files in {args.root} cannot be read; get them anew, or remove them."
+            f"{found:,} of the {total:,} files in {args.root} cannot be read; download them again, or remove them."
         )
 
 
 def fetch_set(args: argparse.Namespace) -> None:
-    """Get a set from where it is published."""
+    """Download a data set from where it is published."""
     from maskconnect.data.fetch import SOURCES, fetch
 
     if args.dest is None and args.name in SOURCES:
-        raise ConfigError(f"DIR is missing; name the folder to put it into: maskconnect data fetch {args.name} data")
+        raise ConfigError(f"DIR is missing; name the folder to put it in: maskconnect data fetch {args.name} data")
     with _progress(args.name, scale=1e6, unit=" MB") as progress:
         fetch(args.name, args.dest or Path(), progress=progress, say=say)
 
 
 def build(args: argparse.Namespace) -> None:
-    """Make mini-ImageNet out of ImageNet."""
+    """Build Mini-ImageNet from ImageNet."""
     from maskconnect.data.mini import build_mini
 
     with _progress("images") as progress:
         source, dest = args.imagenet.expanduser(), args.dest.expanduser()
         made = build_mini(source, dest, seed=args.seed, manifest=args.manifest, progress=progress)
-    say(f"mini-imagenet is in {made}; what each image was made from is in {made / 'manifest.json'}.")
+    say(f"mini-imagenet is in {made}; {made / 'manifest.json'} lists the source of every image.")
 
 
 def _summary(images: Images) -> Report:
-    """How many images and classes there are; the first of the smallest classes, and of the largest."""
+    """Count images and classes; name the first of the smallest classes, and of the largest."""
     from maskconnect.data.sets import Arrays
 
     counts = images.labels.bincount(minlength=len(images.classes)).tolist()
@@ -146,9 +154,9 @@ def _as_text(report: Report) -> str:
         if found is None:
             continue
         low, high = found["smallest"], found["largest"]
-        spread = f"{low['images']:,} ({low['class']}) to {high['images']:,} ({high['class']}) a class"
+        spread = f"{low['images']:,} ({low['class']}) to {high['images']:,} ({high['class']}) per class"
         if low["images"] == high["images"]:
-            spread = f"{low['images']:,} a class"
+            spread = f"{low['images']:,} per class"
         where = f" in {found['folder']}" if found["folder"] else ""
         lines.append(f"  {part + ':':<11}{found['images']:,} images{where}, {found['classes']:,} classes, {spread}")
         if low["images"] < high["images"] and found["classes"] <= MOST_COUNTS:
@@ -157,23 +165,23 @@ def _as_text(report: Report) -> str:
         lines.append(f"  {'image:':<11}{' x '.join(map(str, report['train']['shape']))}")
     lines.append(f"  {'checksums:':<11}{report['checksums']}")
     lines += [f"  unreadable: {name}" for name in report["unreadable"]]
-    return "\n".join(map(printable, lines))  # names of classes are names of folders
+    return "\n".join(map(printable, lines))  # class names are folder names
 
 
 @contextlib.contextmanager
 def _progress(what: str, *, scale: float = 1, unit: str = "") -> Iterator[Callable[[int, int | None], None]]:
-    """How far a thing is, called with what is done and the whole: a bar on a terminal, else lines now and then."""
+    """Show progress when called with (done, total): a bar on a terminal, otherwise a line every few seconds."""
     if not sys.stderr.isatty():
         yield _lines(what, scale, unit)
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[far]}"), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"), TimeRemainingColumn())
     console = Console(stderr=True, markup=False)
     with Progress(*columns, console=console, transient=True, redirect_stdout=sys.stdout.isatty()) as bar:
-        task = bar.add_task(what, total=None, far="")
-        yield lambda done, total: bar.update(task, completed=done, total=total, far=_far(done, total, scale, unit))
+        task = bar.add_task(what, total=None, text="")
+        yield lambda done, total: bar.update(task, completed=done, total=total, text=_done(done, total, scale, unit))
 
 
 def _lines(what: str, scale: float, unit: str) -> Callable[[int, int | None], None]:
@@ -183,11 +191,11 @@ def _lines(what: str, scale: float, unit: str) -> Callable[[int, int | None], No
         nonlocal last
         if done == total or time.monotonic() - last > LINE_EVERY:
             last = time.monotonic()
-            print(f"{what}: {_far(done, total, scale, unit)}", file=sys.stderr, flush=True)
+            print(f"{what}: {_done(done, total, scale, unit)}", file=sys.stderr, flush=True)
 
     return show
 
 
-def _far(done: int, total: int | None, scale: float, unit: str) -> str:
+def _done(done: int, total: int | None, scale: float, unit: str) -> str:
     whole = f" of {total / scale:,.0f}" if total is not None else ""
     return f"{done / scale:,.0f}{whole}{unit}"

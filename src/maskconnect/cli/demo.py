@@ -1,4 +1,4 @@
-"""`maskconnect demo`: unlike branches learn their wiring, beside the wirings that people would fix; then pruned."""
+"""`maskconnect demo`: learn a wiring of different branches, compare it with fixed wirings, and prune it."""
 
 from __future__ import annotations
 
@@ -27,22 +27,34 @@ ROWS = {
     "discover/mnist5k-full": "Fixed-Full: reading everything",
 }
 INTRODUCTION = """\
-Three layers of nine kinds of branches: convolutions of several kinds, pooling, identity, ... Which of them to use, and
-how to connect them? Learned wiring beside three fixed rules: the same 4,000 images of MNIST, the same epochs, the same
-seeds."""
+Three layers with nine kinds of branches each: several convolutions, pooling, identity, ... Which ones should be used,
+and how should they be connected? This trains learned wiring and three fixed rules on the same 4,000 images of MNIST,
+for the same number of epochs, with the same seeds."""
+
+
+EXAMPLES = """demo
+  maskconnect demo --seeds 12 --out runs/demo12
+
+Running the same command again resumes: finished runs are not repeated. A larger --seeds adds runs."""
 
 
 def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     """Add `demo` to the command line."""
-    about = "learn a wiring of unlike branches, beside fixed ones (two to three minutes)"
-    parser = add_verb(commands, "demo", run, about, "demo\n  maskconnect demo --seeds 12 --out runs/demo12")
-    parser.add_argument("--out", type=Path, default=Path("runs/demo"), metavar="DIR", help="default: runs/demo")
-    parser.add_argument("--seeds", type=int, default=6, metavar="N", help="of each wiring (default: 6)")
+    about = "learn a wiring of different branches, and compare it with fixed ones (2 to 3 minutes)"
+    parser = add_verb(commands, "demo", run, about, EXAMPLES)
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("runs/demo"),
+        metavar="DIR",
+        help="the folder for all runs (default: runs/demo)",
+    )
+    parser.add_argument("--seeds", type=int, default=6, metavar="N", help="seeds per wiring (default: 6)")
     parser.add_argument("--jobs", type=int, metavar="N", help="runs at a time (default: one per core, at most 4)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train all, compare, prune; what has been trained before is not trained again."""
+    """Train what is missing, compare, prune."""
     from maskconnect.experiments.engine import Local
     from maskconnect.experiments.grid import Cell, folder_name
     from maskconnect.experiments.sweep import run_cells
@@ -69,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         outcomes = run_cells(cells, args.out, {"demo": list(ROWS)}, engine=engine, show=usual())
     except Stopped as stopped:
-        print(f"stopped by {stopped}; all is saved. The same command again resumes.", flush=True)
+        print(f"stopped by {stopped}; progress is saved. Run the same command again to resume.", flush=True)
         return stopped.exit_code
     failed = [outcome for outcome in outcomes if outcome.summary is None]
     for outcome in failed:
@@ -83,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def show_comparison(outcomes: list[Outcome]) -> None:
-    """The table, and what it shows."""
+    """Print the table, and which differences are significant."""
     from maskconnect.training.statistics import difference_by_seed, statistic
 
     found: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in ROWS}
@@ -103,16 +115,16 @@ def show_comparison(outcomes: list[Outcome]) -> None:
     show_table(head, rows, right=range(1, len(head)))
     count = len(scores[learned])
     if count == 1:
-        print("\n1,000 test images, last epoch. One seed shows how it works, and not which wiring is better.")
+        print("\n1,000 test images, last epoch. One seed shows how it works, but not which wiring is better.")
         return
     print(f"\n1,000 test images, last epoch; mean of {count} seeds ± deviation, and differences with 95 % intervals.")
     clear = " and ".join(re.split("[:,]", ROWS[name])[0] for name in fixed if over[name].significant)
-    shown = f"Significant, with these seeds: the differences from {clear}."
-    print(shown if clear else "With these seeds no difference is significant.")
+    shown = f"With these seeds, the differences from {clear} are significant."
+    print(shown if clear else "With these seeds, no difference is significant.")
 
 
 def show_next(out: Path, cell: Cell) -> None:
-    """What to type next."""
+    """Print what to type next."""
     place, learned = shlex.quote(str(out)), shlex.quote(str(out / cell.name))
     print("\nNext:")
     for words in (

@@ -1,4 +1,4 @@
-"""`maskconnect evaluate`: the accuracy of a finished run, from its files alone."""
+"""`maskconnect evaluate`: test a finished run from its saved files."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from maskconnect.errors import ConfigError
 
 def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     """Add `evaluate` to the command line."""
-    about = "the test accuracy of a run that has ended, from its saved files"
-    parser = add_verb(commands, "evaluate", run, about, "evaluate runs/quick-digits-seed0")
+    about = "compute the test accuracy of a finished run from its saved files"
+    examples = "evaluate runs/quick-digits-seed0\n  maskconnect evaluate runs/quick-cifar10-seed0 --data data --json"
+    parser = add_verb(commands, "evaluate", run, about, examples)
     parser.add_argument("folder", metavar="RUN", type=Path, help="the run folder")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="the folder that the data set is in (default: data)")
-    parser.add_argument("--device", default="auto", metavar="NAME", help="cpu, cuda, ... (default: a GPU if any)")
-    parser.add_argument("--threads", type=int, metavar="N", help="of the CPU (default: torch's)")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="the folder of the data set (default: data)")
+    parser.add_argument(
+        "--device", default="auto", metavar="NAME", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)"
+    )
+    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: torch's choice)")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -28,8 +31,8 @@ def run(args: argparse.Namespace) -> None:
     from maskconnect.training.options import Options
 
     if not (args.folder / "recipe.toml").exists() and (args.folder / "maskconnect.json").exists():
-        hint = "`maskconnect prune RUN --data DIR` tests what it writes"
-        raise ConfigError(f"{args.folder} is a saved network, which knows of no test set; {hint}.")
+        hint = "pass a run folder, or use `maskconnect prune RUN --data DIR`, which tests the network that it writes"
+        raise ConfigError(f"{args.folder} is a saved network, which does not name a test set; {hint}.")
     found, images = evaluate_run(args.folder, Options(data=args.data, device=args.device, threads=args.threads))
     if args.json:
         print(json.dumps({"run": str(args.folder), "images": images, **found}))

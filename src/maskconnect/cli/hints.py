@@ -1,4 +1,4 @@
-"""What to type instead of an option that there is not: the nearest one, or --set for a field of a recipe."""
+"""Suggestions for unknown options: the nearest option, or --set for a field of a recipe."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _TABLES = {
     "learning": "way gradient credit images temperature cool uniform_floor decay keep",
     "phase.learn": "epochs lr mask_lr",
 }
-"""The fields of recipes. They are written down here because to read them from the schema would be to wait for torch."""
+"""The fields of recipes, repeated here because reading them from the schema would import torch, which takes seconds."""
 
 FIELDS = {name: f"{table}.{name}" for table, names in _TABLES.items() for name in names.split()}
-"""What --set calls each field."""
+"""The full name of each field, as --set takes it."""
 
 ALSO = {"learning_rate": "lr", "batchsize": "batch_size"}
 
 
 def hint(words: Sequence[str], options: Collection[str]) -> str:
-    """What to type instead of the first of some words, which is not one of the options; "" if nobody knows."""
+    """Return what to type instead of the first word, which is not a valid option; "" if nothing is close."""
     flag, equals, value = words[0].partition("=")
     if not equals:
         value = words[1] if len(words) > 1 and not words[1].startswith("--") else "VALUE"
@@ -36,7 +36,7 @@ def hint(words: Sequence[str], options: Collection[str]) -> str:
 
 
 def _setting(field: str, value: str, options: Collection[str]) -> str:
-    """The words that set a field, for a verb with these options."""
+    """Return the words that set a field, for a command with these options."""
     if "--over" in options and ("," in value or ".." in value):
         return f"--over {field}={value}"
     return f"{'' if '--set' in options else 'maskconnect train RECIPE '}--set {field}={value}"

@@ -1,13 +1,12 @@
-"""The command `maskconnect`: find the verb, run it, and turn what goes wrong into one line and an exit code.
+"""The command `maskconnect`: parse the command line, run the command, and turn errors into one line and an exit code.
 
-0 all is well, 1 something was lost (a rank, a process that loads images) and a new start goes on, 2 a mistake that the
-user can mend, 130 Ctrl-C, 143 SIGTERM, 141 nobody reads the output any more; 140 (SIGUSR2 on Linux) the time of a job
-is nearly up, and the run has saved.
+Exit codes: 0 success; 1 a process was lost (a rank, or one that loads images), the same command resumes; 2 an error
+that the user can fix; 130 Ctrl-C; 140 (SIGUSR2 on Linux) the time of a job is nearly up, and the run has saved; 141
+nobody reads the output; 143 SIGTERM.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import os
@@ -17,7 +16,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from maskconnect import __version__
 from maskconnect.cli import (
@@ -35,64 +34,39 @@ from maskconnect.cli import (
     sweep,
     train,
 )
-from maskconnect.cli.hints import hint
+from maskconnect.cli.parser import Parser
 from maskconnect.errors import (
-    ConfigError,
     LostRankError,
     LostWorkerError,
     MaskConnectError,
-    ToldElsewhereError,
+    ReportedElsewhereError,
     printable,
-    unknown_name,
 )
-from maskconnect.training.stop import PARENT, came_early
+from maskconnect.training.stop import PARENT, early_signals
 
 LONGEST_LINE = 4000
-"""How many characters of an error or a warning are printed; several paths fit into them."""
+"""How many characters of an error or a warning are printed: enough for several paths."""
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser whose mistakes are errors like all of ours, with the nearest right name."""
+ABOUT = """\
+Learn which modules of a network feed which others, then prune and export the result.
+Start with `maskconnect demo` (two to three minutes), or with `maskconnect train quick/digits`."""
 
-    def __init__(self, **options: Any) -> None:
-        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
-        super().__init__(allow_abbrev=False, **options)
-
-    def error(self, message: str) -> NoReturn:
-        """Raise what argparse would print, with what to type instead of an option that is not known."""
-        unknown = message.startswith("unrecognized arguments: -")
-        found = hint(message.split()[2:], self.options()) if unknown else ""
-        raise ConfigError(f"{message}; {found or f'see: {self.prog} --help'}")
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """As in argparse, but the parser of a verb complains itself: it knows which options the verb has."""
-        found, unknown = super().parse_known_args(args, namespace)
-        if unknown and not any(isinstance(action, argparse._SubParsersAction) for action in self._actions):
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
-        return found, unknown
-
-    def options(self) -> set[str]:
-        """All options, those of every verb too."""
-        found: set[str] = set()
-        for action in self._actions:
-            found.update(action.option_strings)
-            if isinstance(action, argparse._SubParsersAction):
-                found.update(*(verb.options() for verb in action.choices.values()))
-        return found
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        if action.choices is not None and value not in action.choices:
-            what = action.option_strings[0] if action.option_strings else f"the {str(action.metavar).lower()}"
-            raise unknown_name(what, value, map(str, action.choices))
+EXAMPLES = """\
+examples:
+  maskconnect demo
+  maskconnect recipes
+  maskconnect train quick/digits
+  maskconnect train --help"""
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # names of files may be no text at all
+            stream.reconfigure(errors="backslashreplace")  # file names need not be valid text
     interrupts = _Interrupts()
-    came_early.clear()
+    early_signals.clear()
     _end_with_parent()
     try:
         code = 0
@@ -100,9 +74,9 @@ def main(argv: list[str] | None = None) -> int:
             _signals_raise(interrupts),
             _warnings_in_a_line(),
             contextlib.suppress(SystemExit),
-        ):  # with which argparse ends after help and version
+        ):  # argparse exits after --help and --version
             words = sys.argv[1:] if argv is None else argv
-            args = _parser().parse_args(words or ["--help"])
+            args = command_parser().parse_args(words or ["--help"])
             code = args.run(args) or 0
         sys.stdout.flush()
         return code
@@ -111,26 +85,26 @@ def main(argv: list[str] | None = None) -> int:
     except _TerminatedError as terminated:
         return _fail(128 + terminated.number, "terminated")
     except BaseException as error:
-        return _fail(130, "interrupted") if interrupts.came else _explained(error)
+        return _fail(130, "interrupted") if interrupts.received else _explained(error)
 
 
 def _explained(error: BaseException) -> int:
-    """One line about a mistake that the user can mend, and its exit code; all else is raised again."""
-    if isinstance(error, ToldElsewhereError):
+    """Print one line about an error that the user can fix, and return its exit code; raise all others again."""
+    if isinstance(error, ReportedElsewhereError):
         return 2
     if isinstance(error, LostRankError | LostWorkerError):
         return _fail(1, f"error: {error}")
     if isinstance(error, MaskConnectError):
         return _fail(2, f"error: {error}")
     if isinstance(error, BrokenPipeError):
-        # Python would flush once more at its end, and complain.
+        # Python flushes again at exit, and would print an error.
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     if _is_out_of_memory(error):
-        return _fail(2, "error: that does not fit into memory; take a smaller batch, smaller images or fewer of them.")
+        return _fail(2, "error: out of memory; use a smaller batch, smaller images, or fewer images.")
     if isinstance(error, OSError):
-        return _fail(2, f"error: {error.filename or 'the system'}: {error.strerror or error}; mend that and try again.")
+        return _fail(2, f"error: {error.filename or 'the system'}: {error.strerror or error}; fix this and retry.")
     raise error
 
 
@@ -140,7 +114,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def _end_with_parent() -> None:
-    """A run of a sweep should not outlive it: where Linux can, SIGTERM comes when the parent is gone."""
+    """Ask Linux for SIGTERM when the parent process ends, so that no run outlives its sweep."""
     parent = os.environ.pop(PARENT, "")
     if not parent.isdigit() or sys.platform != "linux":
         return
@@ -148,23 +122,24 @@ def _end_with_parent() -> None:
 
     set_signal_of_parents_death = 1
     ctypes.CDLL(None).prctl(set_signal_of_parents_death, signal.SIGTERM)
-    if os.getppid() != int(parent):  # it was gone before
+    if os.getppid() != int(parent):  # it had already ended
         sys.exit(143)
 
 
 class _TerminatedError(BaseException):
-    """SIGTERM or SIGUSR2 came; raised so that whatever is under way cleans up behind itself."""
+    """Raised on SIGTERM or SIGUSR2, so that running code cleans up."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
         self.number = number
 
 
-def _parser() -> Parser:
+def command_parser() -> Parser:
+    """Return the parser of the whole command line."""
     parser = Parser(
         prog="maskconnect",
-        description="Learn which modules of a network feed which others.",
-        epilog="examples:\n  maskconnect recipes\n  maskconnect train quick/digits",
+        description=ABOUT,
+        epilog=EXAMPLES,
     )
     parser.add_argument("--version", action="version", version=f"maskconnect {__version__}")
     verbs = parser.add_subparsers(metavar="COMMAND", required=True, title="commands")
@@ -188,24 +163,24 @@ def _parser() -> Parser:
 
 
 class _Interrupts:
-    """Ctrl-C, and whether it came: some libraries turn it into errors of their own when it comes as they are loaded."""
+    """Handle Ctrl-C, and remember it: some libraries turn it into other errors while they are imported."""
 
-    came = False
+    received = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        self.came = True
+        self.received = True
         raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
 def _signals_raise(interrupts: _Interrupts) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():  # only there may handlers be set
+    if threading.current_thread() is not threading.main_thread():  # signal handlers can only be set there
         yield
         return
     before = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)]
     signal.signal(signal.SIGTERM, _raise_terminated)
     signal.signal(signal.SIGUSR2, _raise_terminated)
-    if before[0][1] is not signal.SIG_IGN:  # as shells start what runs in the background
+    if before[0][1] is not signal.SIG_IGN:  # shells ignore it in background jobs
         signal.signal(signal.SIGINT, interrupts)
     try:
         yield
@@ -216,7 +191,7 @@ def _signals_raise(interrupts: _Interrupts) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _warnings_in_a_line() -> Iterator[None]:
-    """Warnings as a person reads them: without file, line and source."""
+    """Print warnings in one line, without file, line number and source."""
 
     def show(message: Warning | str, *_: Any) -> None:
         _say(f"warning: {' '.join(str(message).split())}")
@@ -227,20 +202,20 @@ def _warnings_in_a_line() -> Iterator[None]:
 
 
 def _raise_terminated(number: int, frame: FrameType | None) -> None:
-    came_early.append(number)
+    early_signals.append(number)
     raise _TerminatedError(number)
 
 
 def _fail(code: int, line: str) -> int:
     with contextlib.suppress(OSError):
-        sys.stdout.flush()  # so that the line comes last where both go to the same place
+        sys.stdout.flush()  # so that this line comes last if both streams go to one place
     with contextlib.suppress(OSError):
         _say(" ".join(line.splitlines()))
     return code
 
 
 def _say(line: str) -> None:
-    """A line on standard error, in one piece; with the rank, of processes that torchrun has started."""
+    """Write a line to standard error in one piece, with the rank if torchrun started this process."""
     who = "" if train.is_first() else f"rank {os.environ['RANK']}: "
     sys.stderr.write(f"{who}{printable(line[:LONGEST_LINE])}\n")
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""`maskconnect predict`: what a trained network takes pictures for."""
+"""`maskconnect predict`: classify image files with a trained network."""
 
 from __future__ import annotations
 
@@ -15,20 +15,23 @@ if TYPE_CHECKING:
     from maskconnect.ship.predict import Prediction
 
 
+DEVICE = "cpu, cuda, cuda:1, ... (default: a GPU if there is one)"
+
+
 def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     """Add `predict` to the command line."""
-    about = "the likeliest classes of pictures in files"
+    about = "print the most likely classes of image files"
     example = "predict runs/quick-cifar10-seed0 cat.jpg dog.png\n  maskconnect predict saved *.jpg --top 1 --json"
     parser = add_verb(commands, "predict", run, about, example)
-    parser.add_argument("folder", metavar="DIR", type=Path, help="a run that has ended, or a saved network")
+    parser.add_argument("folder", metavar="DIR", type=Path, help="a finished run, or a saved network")
     parser.add_argument("images", metavar="IMAGE", type=Path, nargs="+", help="JPEG and PNG files, of any size")
     parser.add_argument("--top", type=int, default=5, metavar="N", help="how many classes to show (default: 5)")
-    parser.add_argument("--device", default="auto", metavar="NAME", help="cpu, cuda, ... (default: a GPU if any)")
-    parser.add_argument("--json", action="store_true", help="print a line of JSON an image")
+    parser.add_argument("--device", default="auto", metavar="NAME", help=DEVICE)
+    parser.add_argument("--json", action="store_true", help="print one line of JSON per image")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Predict and print, image by image; 2 if some of them could not be read."""
+    """Predict and print, image by image; return 2 if an image could not be read."""
     from maskconnect.ship.predict import predict_files
     from maskconnect.ship.trained import open_folder
 
@@ -36,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     for found in predict_files(open_folder(args.folder), args.images, top=args.top, device=args.device):
         if found.problem is not None:
             bad += 1
-            sys.stdout.flush()  # so that lines come in order where both go to the same place
+            sys.stdout.flush()  # so that lines stay in order if both streams go to one place
             say(f"error: {found.problem}", file=sys.stderr)
         if args.json:
             print(json.dumps(_plain(found)))

@@ -1,4 +1,4 @@
-"""`maskconnect recipes ...`: which recipes there are, what they say, and whether those in a file are right."""
+"""`maskconnect recipes ...`: list, show and check recipes."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 
 
 def add_to(commands: argparse._SubParsersAction[Any]) -> None:
-    """Add `recipes` and its verbs to the command line."""
+    """Add `recipes` and its commands to the command line."""
     about = "list, show and check recipes"
     parser = commands.add_parser(
         "recipes",
         help=about,
-        description=f"{about.capitalize()}. Without a verb: list those that come with maskconnect.",
+        description=f"{about.capitalize()}. Without a command, list the recipes that come with maskconnect.",
         epilog="examples:\n  maskconnect recipes\n  maskconnect recipes show quick/digits",
     )
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
     parser.set_defaults(run=list_recipes)
-    verbs = parser.add_subparsers(metavar="VERB", title="verbs")
+    verbs = parser.add_subparsers(metavar="COMMAND", title="commands")
 
     verb = add_verb(
         verbs,
         "show",
         show,
-        "print a recipe with all its fields",
-        "recipes show quick/digits --set phase.learn.epochs=2",
+        "print a recipe with all its fields, as TOML",
+        "recipes show quick/digits\n  maskconnect recipes show quick/digits --set phase.learn.epochs=2",
     )
     verb.add_argument("name", metavar="NAME", help="a recipe, a file, or FILE:VARIANT; see: maskconnect recipes")
     verb.add_argument(
@@ -43,11 +43,12 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
         metavar="FIELD=VALUE",
         action="append",
         default=[],
-        help="change a field, such as model.fan_in=4; may be given again",
+        help="set a field, such as model.fan_in=4; repeatable",
     )
 
-    verb = add_verb(verbs, "check", check, "load every recipe of a file and say what it is", "recipes check mine.toml")
-    verb.add_argument("files", metavar="FILE", nargs="+", help="a file that ends in .toml, or one recipe")
+    about = "load every recipe of a file, and print a line for each"
+    verb = add_verb(verbs, "check", check, about, "recipes check mine.toml\n  maskconnect recipes check quick/digits")
+    verb.add_argument("files", metavar="FILE", nargs="+", help="a TOML file, or a recipe name")
 
 
 def list_recipes(args: argparse.Namespace) -> None:
@@ -63,7 +64,7 @@ def list_recipes(args: argparse.Namespace) -> None:
 
 
 def show(args: argparse.Namespace) -> None:
-    """Print a recipe as TOML, every field of it."""
+    """Print a recipe as TOML, with all its fields."""
     from maskconnect.recipes import load, write
 
     changes = [word for setting in args.settings for word in ("--set", setting)]
@@ -99,11 +100,11 @@ def _row(recipe: Recipe) -> tuple[str, ...]:
 
 
 def _in_words(recipe: Recipe) -> str:
-    """Which network, how connected, for how long, on what."""
+    """Describe the network, its connectivity, the number of epochs and the data."""
     from maskconnect.recipes.naming import fan_in_of, network_name
 
     model = recipe.model
-    connected = model.connectivity if isinstance(model.connectivity, str) else "a wiring of its own"
+    connected = model.connectivity if isinstance(model.connectivity, str) else "explicit wiring"
     if connected in ("learned", "random"):
         connected += f" K={fan_in_of(model)}"
     return f"{network_name(model)}, {connected}, {recipe.epochs} epoch{'s' * (recipe.epochs > 1)} of {recipe.data.name}"

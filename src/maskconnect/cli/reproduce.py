@@ -1,4 +1,4 @@
-"""`maskconnect reproduce`: a table or a figure of the paper, our numbers beside its own."""
+"""`maskconnect reproduce`: a table or a figure of the paper, with our numbers next to the paper's."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from maskconnect.cli.sweep import add_engine, add_keep, engine_of
 from maskconnect.cli.train import add_options, program
+from maskconnect.cli.untrained import show_architectures, show_overhead
 from maskconnect.cli.verb import add_verb
 from maskconnect.errors import ConfigError, unknown_name
 
@@ -20,45 +21,49 @@ if TYPE_CHECKING:
     from maskconnect.experiments.paper import Experiment
     from maskconnect.experiments.sweep import Outcome
 
-EXAMPLE = """reproduce                                              what there is, and what it costs
+EXAMPLES = """reproduce                                              list all experiments
   maskconnect reproduce table1 --scale quick --data data --jobs 2    at a size for two cores
-  maskconnect reproduce table1 --data data                           the paper's own experiment
-  maskconnect reproduce table1 --keep kept --show-only               train nothing: the table of what is kept
-  maskconnect reproduce table6                                       architectures, as they are built
+  maskconnect reproduce table1 --data data                           the experiment of the paper
+  maskconnect reproduce table1 --keep kept --show-only               print existing results
 
-The same command again goes on: runs that have ended are not run again."""
+Running the same command again resumes: finished runs are not repeated."""
 
 
 def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     """Add `reproduce` to the command line."""
-    about = "a table or figure of the paper: run what is missing, show our numbers beside the paper's"
-    parser = add_verb(commands, "reproduce", run, about, EXAMPLE)
+    about = "reproduce a table or figure of the paper: train what is missing, and print our numbers next to the paper's"
+    parser = add_verb(commands, "reproduce", run, about, EXAMPLES)
     parser.add_argument(
-        "name", metavar="NAME", nargs="?", help="table1 to table7, resnet50, fig2 to fig6, overhead; none: a list"
+        "name",
+        metavar="NAME",
+        nargs="?",
+        help="table1 to table7, resnet50, fig2 to fig6, or overhead; without NAME, list them",
     )
-    parser.add_argument("--scale", default="paper", metavar="NAME", help="paper (the default) or quick")
-    parser.add_argument("--seeds", metavar="N", help="how many, from 0 on, or which: 2..5 (default: as in the paper)")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="the folder that the data set is in (default: data)")
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="for runs and tables (default: runs/reproduce/NAME-SCALE)"
-    )
-    parser.add_argument(
+    what = parser.add_argument_group("what to train")
+    what.add_argument("--scale", default="paper", metavar="NAME", help="paper or quick (default: paper)")
+    what.add_argument("--seeds", metavar="N", help="the first N seeds, or which: 2..5 (default: as many as the paper)")
+    what.add_argument(
         "--controls",
         default="",
         metavar="NAMES",
-        help="also random, retrained, shuffled, draws, sum; see docs/claims.md",
+        help="add controls: random,retrained,shuffled,draws,sum (see docs/reproduction.md)",
     )
-    parser.add_argument("--results", type=Path, metavar="FILE", help="also keep the table in this Markdown file")
-    parser.add_argument(
-        "--show-only", action="store_true", help="train nothing: show what is kept or has ended, with gaps"
+    what.add_argument("--show-only", action="store_true", help="train nothing; print the results that exist")
+    files = parser.add_argument_group("files")
+    files.add_argument("--data", type=Path, metavar="DIR", help="the folder of the data set (default: data)")
+    files.add_argument(
+        "--out", type=Path, metavar="DIR", help="the folder for runs and tables (default: runs/reproduce/NAME-SCALE)"
     )
-    add_keep(parser)
+    files.add_argument(
+        "--results", type=Path, metavar="FILE", help="also write the table to its section of this Markdown file"
+    )
+    add_keep(files)
     add_engine(parser)
     add_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Reproduce, or list."""
+    """Reproduce a table or figure, or list all of them."""
     from maskconnect.experiments.architectures import NETWORKS
     from maskconnect.experiments.paper import EXPERIMENTS, SCALES
 
@@ -75,8 +80,8 @@ def run(args: argparse.Namespace) -> int:
             "--results": args.name in NETWORKS and args.results,
         }
         if wrong := next((option for option, there in given.items() if there), None):
-            raise ConfigError(f"{wrong} is for experiments that train; {args.name} is none.")
-        show_architectures(args.name) if args.name in NETWORKS else show_overhead(args)
+            raise ConfigError(f"{args.name} trains nothing, so {wrong} is not used; leave it out.")
+        show_architectures(args.name) if args.name in NETWORKS else show_overhead(args, command())
         return 0
     if args.name not in EXPERIMENTS:
         raise unknown_name("the name", args.name, [*EXPERIMENTS, "overhead", *NETWORKS])
@@ -84,20 +89,20 @@ def run(args: argparse.Namespace) -> int:
 
 
 def show_list() -> None:
-    """What there is, and what it costs."""
+    """Print all tables and figures, with their cost."""
     from maskconnect.cli.table import show_table
     from maskconnect.experiments.architectures import NETWORKS
     from maskconnect.experiments.paper import EXPERIMENTS
 
     rows = [(e.name, e.title_at("paper"), cost(e, "paper"), cost(e, "quick")) for e in EXPERIMENTS.values()]
-    rows.append(("overhead", "a learning step over one of fixed wiring", "about 8 minutes", "about 2 minutes"))
+    rows.append(("overhead", "time of a learning step over one of fixed wiring", "about 8 minutes", "about 2 minutes"))
     titles = {"table6": "ResNeXt for CIFAR, layer by layer", "table7": "ResNeXt for Mini-ImageNet, layer by layer"}
     rows += [(name, titles[name], "nothing", "") for name in NETWORKS]
     show_table(("name", "what it is", "--scale paper", "--scale quick"), rows)
 
 
 def cost(experiment: Experiment, scale: str) -> str:
-    """How many runs of how many epochs."""
+    """Say how many runs of how many epochs an experiment takes."""
     from maskconnect.experiments.paper import recipes_of
 
     recipes = recipes_of(experiment, scale)
@@ -106,59 +111,8 @@ def cost(experiment: Experiment, scale: str) -> str:
     return f"{runs} run{'s' * (runs > 1)} of {' to '.join(map(str, epochs))} epochs" if recipes else ""
 
 
-OVERHEAD = {"resnet38": 1.13, "resnext29-8-8": 1.39}
-"""What the paper reports for ResNet and ResNeXt, over its own fixed wiring."""
-
-
-def show_overhead(args: argparse.Namespace) -> None:
-    """Time learning steps and steps of fixed wiring, in turn."""
-    from maskconnect.bench.cases import CASES
-    from maskconnect.bench.steps import time_steps
-    from maskconnect.cli.table import show_table
-    from maskconnect.experiments.layout import Table
-    from maskconnect.experiments.record import check_place, provenance_here, record
-    from maskconnect.training import options
-    from maskconnect.training.options import Options
-
-    if args.results is not None:
-        check_place(args.results)
-    options.prepare(Options(device="cpu", threads=args.threads))
-    batch, seconds = (128, 120.0) if args.scale == "paper" else (32, 30.0)
-    rows = []
-    for name, paper in OVERHEAD.items():
-        case = CASES[name]
-        print(f"timing {case.about}, batch {batch}", file=sys.stderr, flush=True)
-        ratio = time_steps(case, batch, seconds=seconds).describe()["ratios"]["learning_over_frozen"]
-        spread = f"{ratio['lowest']:.2f} to {ratio['highest']:.2f}"
-        rows.append((case.about, f"{batch}", f"{ratio['median']:.2f}", spread, f"{paper:.2f}"))
-    head = ("network", "batch", "ours, median", "of rounds", "paper")
-    note = "A training step that learns masks over one of fixed random wiring, interleaved, on the CPU of this machine."
-    show_table(head, rows, right=(1, 2, 3, 4))
-    print(f"\n{note}")
-    if args.results is not None:
-        table = Table("overhead: what learning costs", head, tuple(rows), (note,))
-        record(args.results, "overhead", args.scale, table, provenance_here(command(), Options(threads=args.threads)))
-        print(f"Kept in {args.results}.")
-
-
-def command() -> str:
-    """What was typed."""
-    return shlex.join(["maskconnect", *sys.argv[1:]])
-
-
-def show_architectures(name: str) -> None:
-    """Tables 6 and 7."""
-    from maskconnect.experiments.architectures import NETWORKS, architecture
-
-    stem, networks = NETWORKS[name]
-    for number, (depth, width, cardinality) in enumerate(networks):
-        print("\n" * bool(number) + f"{{D={depth}, w={width}, C={cardinality}}}")
-        for line in architecture(stem, depth, width, cardinality):
-            print(f"  {line}")
-
-
 def reproduce(experiment: Experiment, args: argparse.Namespace) -> int:
-    """Run what is missing, show the table or draw the figure; 1 if some runs failed."""
+    """Run what is missing, and print the table or draw the figure; return 1 if a run failed."""
     from maskconnect.experiments.controls import controls_of, wired_cells, with_controls
     from maskconnect.experiments.grid import seeds_of
     from maskconnect.experiments.kept import Kept
@@ -170,7 +124,9 @@ def reproduce(experiment: Experiment, args: argparse.Namespace) -> int:
     if args.results is not None:
         check_place(args.results)
     if not experiment.rows(args.scale):
-        raise ConfigError(f"{experiment.name} has no quick form: its data set is too large. Take --scale paper.")
+        raise ConfigError(
+            f"{experiment.name} has no quick scale, because its data set is too large; use --scale paper."
+        )
     seeds = range(experiment.seeds) if args.seeds is None else seeds_of(args.seeds)
     rows = with_controls(experiment.rows(args.scale), controls_of(args.controls))
     cells = [row.cell(seed) for row in rows if not row.needs_wiring for seed in seeds]
@@ -192,7 +148,7 @@ def reproduce(experiment: Experiment, args: argparse.Namespace) -> int:
         if more:
             outcomes += find(more)
     except Stopped as stopped:
-        print(f"stopped by {stopped}; all is saved. The same command again goes on.", flush=True)
+        print(f"stopped by {stopped}; progress is saved. Run the same command again to resume.", flush=True)
         return stopped.exit_code
     place = {row.name: number for number, row in enumerate(rows)}
     outcomes.sort(key=lambda outcome: place[outcome.cell.values[0]])
@@ -200,8 +156,13 @@ def reproduce(experiment: Experiment, args: argparse.Namespace) -> int:
     return 1 if not args.show_only and any(outcome.summary is None for outcome in outcomes) else 0
 
 
+def command() -> str:
+    """Return the command line as it was typed."""
+    return shlex.join(["maskconnect", *sys.argv[1:]])
+
+
 def show_result(experiment: Experiment, outcomes: Sequence[Outcome], out: Path, args: argparse.Namespace) -> None:
-    """The table, as text and files; for a figure, that too."""
+    """Print the table, write it to files, and draw the figure if the experiment is one."""
     from maskconnect.cli.table import show_table
     from maskconnect.experiments.layout import table_of
     from maskconnect.experiments.record import provenance, record
@@ -229,13 +190,13 @@ def show_result(experiment: Experiment, outcomes: Sequence[Outcome], out: Path, 
     whole = all(outcome.summary is not None for outcome in outcomes)
     if args.results is not None and (whole or args.show_only):
         record(args.results, experiment.name, args.scale, table, lines)
-        print(f"Kept in {args.results}.")
+        print(f"The table is in {args.results}.")
     elif args.results is not None:
-        print(f"Not kept in {args.results}, because some runs have no result.")
+        print(f"The table was not written to {args.results}, because some runs have no result.")
 
 
 def draw(experiment: Experiment, folders: Sequence[Path], out: Path, scale: str) -> list[str]:
-    """The figure, if the experiment is one; returns the names of its files."""
+    """Draw the figure if the experiment is one, and return the names of its files."""
     from maskconnect.recipes.naming import data_names
     from maskconnect.report import charts, figures
     from maskconnect.report.drawing import write

@@ -1,4 +1,4 @@
-"""Tables on the terminal: what came of runs."""
+"""Tables on the terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def show_summary(summary: dict[str, Any], recipe: Recipe, out: Path) -> None:
-    """What came of one run."""
+    """Print the results of one run."""
     from maskconnect.recipes.naming import data_name
     from maskconnect.training.progress import duration
 
@@ -27,14 +27,16 @@ def show_summary(summary: dict[str, Any], recipe: Recipe, out: Path) -> None:
     ]
     if summary["freeze"]:
         drawn, frozen = (summary["freeze"][key]["top1"] for key in ("drawn", "frozen"))
-        rows.append((f"at the freeze: drawn masks, {recipe.frozen_to}", f"{drawn:.2f} %, {frozen:.2f} %"))
+        rows.append(
+            (f"at the freeze: {recipe.masks_in_training}, {recipe.frozen_to}", f"{drawn:.2f} %, {frozen:.2f} %")
+        )
     if recipe.paper is not None and recipe.paper.accuracy is not None:
         rows.append((f"the paper ({recipe.paper.where})", f"{recipe.paper.accuracy:.2f} %"))
     rows.append(("parameters", f"{parameters['weights']:,}"))
-    rows.append(("after pruning what is unused", pruned_text(parameters)))
+    rows.append(("after pruning", pruned_text(parameters)))
     rows.append(("time", duration(summary["seconds"])))
     if summary["skipped"]:
-        rows.append(("batches left out", f"{summary['skipped']:,}"))
+        rows.append(("skipped batches", f"{summary['skipped']:,}"))
     print()
     show_table(("", ""), rows)
     print()
@@ -42,13 +44,13 @@ def show_summary(summary: dict[str, Any], recipe: Recipe, out: Path) -> None:
 
 
 def pruned_text(parameters: dict[str, int]) -> str:
-    """How many parameters pruning leaves."""
+    """Say how many parameters pruning leaves."""
     saved = 100 * (1 - parameters["pruned"] / parameters["weights"])
     return f"{parameters['pruned']:,}" + (f" (-{saved:.1f} %)" if saved else " (nothing is unused)")
 
 
 def show_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> None:
-    """A table without lines; the columns in `right` are aligned there."""
+    """Print a table without lines; the columns in `right` are right-aligned."""
     from rich.console import Console
     from rich.table import Table
 

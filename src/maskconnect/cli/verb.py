@@ -1,9 +1,10 @@
-"""What verbs of the command line have in common: a help that has an example, a place to write to."""
+"""Helpers that all commands share: help with examples, one-line messages, output folders."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
@@ -16,23 +17,25 @@ def add_verb(
     name: str,
     run: Callable[[argparse.Namespace], int | None],
     about: str,
-    example: str,
+    examples: str,
 ) -> argparse.ArgumentParser:
-    """A verb that calls `run`, which returns the exit code or nothing."""
-    text = f"{about[0].upper()}{about[1:]}."
-    verb = verbs.add_parser(name, help=about, description=text, epilog=f"example:\n  maskconnect {example}")
+    """Add a command that calls `run`, which returns the exit code or None for 0."""
+    text = textwrap.fill(f"{about[0].upper()}{about[1:]}.", 79)
+    verb = verbs.add_parser(name, help=about, description=text, epilog=f"examples:\n  maskconnect {examples}")
     assert isinstance(verb, argparse.ArgumentParser)
     verb.set_defaults(run=run)
     return verb
 
 
 def say(text: str, file: TextIO | None = None) -> None:
-    """Print a line that may have names from files in it; what a terminal would obey becomes escapes."""
+    """Print a line that may contain names from files; control characters are escaped."""
     print(printable(text), file=file, flush=True)
 
 
 def check_writable(out: Path) -> None:
-    """An error if a folder could not be made or written; better now than after the work."""
+    """Fail before the work, not after it, if the folder cannot be created or written."""
     parent = next(place for place in (out, *out.absolute().parents) if place.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise ConfigError(f"{out} cannot be written, because {parent} cannot; choose another place by --out.")
+        raise ConfigError(
+            f"{out} cannot be written, because {parent} is not writable; choose another folder with --out."
+        )

@@ -1,1 +1,1 @@
-"""Section 3 of the paper: masks, draws, aggregation, and the stack that runs any modules through them."""
+"""Section 3 of the paper: masks, draws, aggregation, and the stack that applies them to any modules."""

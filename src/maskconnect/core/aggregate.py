@@ -1,18 +1,18 @@
-"""Eq. 1: the input of a target is made of the outputs of its active sources, and the gradient by its mask.
+"""Eq. 1: the input of a target from the outputs of its active sources, and the gradient by its mask.
 
 Shape letters: T targets, S candidate sources; x_j is the input of target j, y_k the (aligned) output of source k.
 
     sum    x_j = sum_k m_jk y_k              dl/dm_jk = <dl/dx_j, y_k>
     mean   x_j = (1/K_j) sum_k m_jk y_k      dl/dm_jk = (1/K_j) <dl/dx_j, y_k>       K_j a constant (D1)
-    scaled x_j = sum_k m_jk a_jk y_k         dl/dm_jk = a_jk <dl/dx_j, y_k>          a_jk learned, at first 1/K_j
-    residual   the sum, of the y_k that `residual.py` makes of a residual and a shortcut; a ReLU follows
-    stream     the sum, and the input of the stack, which every target reads; the output reads all modules
+    scaled x_j = sum_k m_jk a_jk y_k         dl/dm_jk = a_jk <dl/dx_j, y_k>          a_jk learned, initially 1/K_j
+    residual   the sum of the y_k that `residual.py` builds from a residual and a shortcut; a ReLU follows
+    stream     the sum plus the input of the stack, which every target reads; the output reads all modules
 
-The gradient by the mask is taken at *every* candidate, active or not; the sum runs over the active ones only,
-so an inactive source is never read forward and receives no gradient.
+The gradient by the mask is taken at *every* candidate, active or not. The sum runs over the active ones only, so an
+inactive source is not read in the forward pass and receives no gradient.
 
-That gradient has a part which says no more than that x_j should be smaller or larger: of sources that point the way of
-x_j it is in proportion to their length. With `credit="new"` it is left out, y_k counts without its part along x_j:
+Part of that gradient only says that x_j should be smaller or larger: for sources that point in the direction of x_j, it
+is proportional to their length. `credit="new"` leaves this part out and counts y_k without its component along x_j:
 
     dl/dm_jk = (1/K_j) <dl/dx_j, y_k - (<y_k, x_j> / <x_j, x_j>) x_j>
 """
@@ -32,12 +32,12 @@ from maskconnect.core.reference import first_order, is_reference
 
 
 def divisor_of(aggregation: str, sources: int) -> float:
-    """The divisor of a sum of sources; with "scaled", of the output of layers, which has no scales."""
+    """Return the divisor of a sum of sources; for "scaled", that of the output of layers, which has no scales."""
     return {"mean": sources, "sum": 1, "residual": 1, "stream": 1, "scaled": sources}[aggregation]
 
 
 def total(sources: Sequence[Tensor], divisor: float) -> Tensor:
-    """The sum of `sources`, divided by `divisor` (1 at least); one source is returned as it is."""
+    """Return the sum of `sources`, divided by `divisor` (at least 1); a single source is returned unchanged."""
     first, *others = sources
     if not others:
         return first
@@ -53,7 +53,7 @@ def total(sources: Sequence[Tensor], divisor: float) -> Tensor:
 def scaled_total(
     sources: Sequence[Tensor], scale_S: Tensor, mask_S: Tensor | None = None, active: Sequence[bool] | None = None
 ) -> Tensor:
-    """The sum of `sources`, each times a scale that is learned; with a mask, of those that it makes active."""
+    """Return the sum of `sources`, each times a learned scale; with a mask, the sum of the active ones."""
     active = [True] * len(sources) if active is None else active
     if is_reference() or torch.compiler.is_compiling():
         factor_S = scale_S if mask_S is None else scale_S * mask_S
@@ -72,25 +72,25 @@ def masked_total(
     credit: str = "whole",
     weights: Sequence[float] | None = None,
 ) -> Tensor:
-    """The same with a gradient for every entry of the mask.
+    """Return `total` of the sources that are read, with a gradient for every entry of the mask.
 
     Args:
         mask_S: one entry per candidate.
-        sources: those that are read.
-        divisor: of their sum.
-        seen: what the mask sees of all its candidates.
+        sources: the sources that are read.
+        divisor: the divisor of their sum.
+        seen: what the mask gradient uses of all candidates.
         credit: "whole" or "new".
-        weights: of the sources that are read, where masks are blended; otherwise each counts as a whole.
+        weights: the weights of the sources if masks are blended; None if every weight is 1.
     """
     given = None if weights is None else tuple(weights)
     x: Tensor = _MaskedTotal.apply(mask_S, divisor, seen, credit, given, *sources)  # type: ignore[no-untyped-call]
     return x
 
 
-def readable_total(
+def reference_total(
     mask_S: Tensor, active: Sequence[bool], divisor: float, sources: Sequence[Tensor], credit: str, stride: int = 1
 ) -> Tensor:
-    """Eq. 1 as it is written: every source times its entry of the mask; one that is not finite spoils x even at 0."""
+    """Return Eq. 1 literally: every source times its mask entry; a source that is not finite spoils x even at 0."""
     sources = [y if on else y.detach() for y, on in zip(sources, active, strict=True)]
     masks = [_seen_by(m, stride, sources[0]) for m in mask_S]
     x: Tensor = reduce(torch.add, [m * y for m, y in zip(masks, sources, strict=True)]) / divisor
@@ -100,7 +100,7 @@ def readable_total(
 def without_credit_along(
     x: Tensor, masks: Sequence[Tensor], sources: Sequence[Tensor], divisor: float, stride: int = 1
 ) -> Tensor:
-    """x itself, with the gradient by the mask of what is new in each source (`credit="new"`)."""
+    """Return x itself; its gradient by the mask counts only what is new in each source (`credit="new"`)."""
     seen = x.detach()[::stride] if stride > 1 else x.detach()
     length = seen.square().sum().clamp_min(torch.finfo(seen.dtype).tiny)
     parts = [y.detach()[::stride] if stride > 1 else y.detach() for y in sources]
@@ -110,7 +110,7 @@ def without_credit_along(
 
 
 def _seen_by(m: Tensor, stride: int, like: Tensor) -> Tensor:
-    """An entry of a mask as a factor of each image, of which only every stride-th has a gradient, for all of them."""
+    """Return a mask entry as one factor per image; only every stride-th has a gradient, scaled up to the batch."""
     if stride == 1:
         return m
     batch = len(like)
@@ -143,7 +143,7 @@ class _MaskedTotal(torch.autograd.Function):
     def backward(ctx: Any, grad_x: Tensor) -> tuple[Tensor | None, ...]:
         mask_S, *seen = ctx.saved_tensors
         grad_x = grad_x / ctx.divisor if ctx.divisor > 1 else grad_x
-        if grad_x.dim() == 4:  # sums of gradients in different layouts cost several times as much
+        if grad_x.dim() == 4:  # sums of gradients in different layouts are several times slower
             grad_x = grad_x.contiguous(memory_format=ctx.layout)
         grad_S = None
         if ctx.needs_input_grad[0]:
@@ -187,7 +187,7 @@ class _ScaledTotal(torch.autograd.Function):
 
 
 def weighted(sources: Sequence[Tensor], weights: Sequence[float], divisor: float = 1) -> Tensor:
-    """The sum of `sources`, each times a number, divided by `divisor`; always a new tensor."""
+    """Return the sum of `sources`, each times a number, divided by `divisor`; always a new tensor."""
     dtype, wide = _dtypes(sources)
     first, *others = (y.to(wide) for y in sources)
     if not others and weights[0] == 1 and divisor > 1:
@@ -202,7 +202,7 @@ def weighted(sources: Sequence[Tensor], weights: Sequence[float], divisor: float
 
 
 def _weighted(terms: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """The sum of tensors, each times a number that is a tensor."""
+    """Return the sum of tensors, each times a scalar tensor."""
     (a, y), *others = terms
     dtype, wide = _dtypes([y for _, y in terms])
     x: Tensor = y.to(wide) * a.to(wide)
@@ -212,13 +212,13 @@ def _weighted(terms: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
 
 
 def _dtypes(sources: Sequence[Tensor]) -> tuple[torch.dtype, torch.dtype]:
-    """That of a sum, and that in which it is added up: a sum in float16 may overflow."""
+    """Return the dtype of a sum, and the dtype to add in: a sum in float16 may overflow."""
     dtype = reduce(torch.promote_types, (y.dtype for y in sources))
     return dtype, torch.float32 if dtype == torch.float16 else dtype
 
 
 def with_zero_gradient(x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
-    """A copy of x that also gives `parameters` a gradient: zero, not None (D14)."""
+    """Return a copy of x that gives `parameters` a gradient of zero instead of None (D14)."""
     y: Tensor = _ZeroGradient.apply(x, *parameters)  # type: ignore[no-untyped-call]
     return y
 
@@ -226,7 +226,7 @@ def with_zero_gradient(x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
 class _ZeroGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *parameters: Tensor) -> Tensor:
-        ctx.parameters = parameters  # only their shapes matter: the optimizer may change them before backward
+        ctx.parameters = parameters  # only their shapes are used: the optimizer may change the values
         return x.clone()
 
     @staticmethod
@@ -235,7 +235,7 @@ class _ZeroGradient(torch.autograd.Function):
 
 
 def straight_through(real_TS: Tensor, mask_TS: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
-    """The binary mask of each target, without its padding; backward its gradient is the real mask's own."""
+    """Return the binary mask of each target without padding; its gradient goes to the real mask unchanged."""
     rows: tuple[Tensor, ...] = _StraightThrough.apply(real_TS, mask_TS, sizes)  # type: ignore[no-untyped-call]
     return rows
 

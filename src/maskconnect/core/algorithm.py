@@ -1,11 +1,11 @@
-"""Algorithm 1 of the paper in plain lines: the oracle that the stack, its masks and every fast path are tested against.
+"""Algorithm 1 of the paper in plain code: the oracle against which the stack, its masks and all fast paths are tested.
 
-    repeat    1. normalise the real masks, and draw K distinct sources of every target from them
-              2. forward with the binary masks (Eq. 1); backward, by autograd; update the weights
+    repeat    1. normalize the real masks, and draw K distinct sources per target from them
+              2. forward pass with the binary masks (Eq. 1); backward pass by autograd; update the weights
               3. real masks <- clip(real masks - mask_lr * gradient by the binary masks, 0, 1)
 
-Modules are numbered in the order in which they run. `candidates[j]` are the modules that module j may read: of a chain
-all before it, of layers those of the layer before. A module without candidates reads the input. Masks are one row per
+Modules are numbered in the order in which they run. `candidates[j]` are the modules that module j may read: in a chain,
+all before it; in layers, those of the layer before. A module without candidates reads the input. Masks have one row per
 module, with one entry per candidate.
 """
 
@@ -22,34 +22,34 @@ Rows = Sequence[Tensor]
 
 
 def normalized(real: Rows) -> list[Tensor]:
-    """Every row divided by its sum."""
+    """Divide every row by its sum."""
     return [row / row.sum() if len(row) else row for row in real]
 
 
 def draw(real: Rows, fan_in: int, generator: torch.Generator) -> list[Tensor]:
-    """Step 1: binary masks of up to `fan_in` distinct sources, one after the other, in proportion to the real masks."""
+    """Draw up to `fan_in` distinct sources per row, one after the other, in proportion to the real masks (step 1)."""
     masks = [torch.zeros_like(row) for row in real]
     for row, mask in zip(real, masks, strict=True):
         for _ in range(min(fan_in, len(row))):
             left = torch.where(mask == 0, row, 0)
-            if not left.any():  # sources of weight 0 are drawn only when the others run out (D6)
+            if not left.any():  # sources of weight 0 are drawn only if no others are left (D6)
                 left = torch.where(mask == 0, 1.0, 0)
             mask[torch.multinomial(left, 1, generator=generator)] = 1
     return masks
 
 
 def mean(sources: Sequence[Tensor], mask: Tensor) -> Tensor:
-    """Eq. 1, divided by K, which is a constant (D1)."""
+    """Return Eq. 1 divided by K, which is treated as a constant (D1)."""
     return total(sources, mask) / float(mask.detach().sum())
 
 
 def total(sources: Sequence[Tensor], mask: Tensor) -> Tensor:
-    """Eq. 1 as it is written: x_j = sum_k m_jk y_k."""
+    """Return Eq. 1: x_j = sum_k m_jk y_k."""
     return torch.stack([m * y for m, y in zip(mask, sources, strict=True)]).sum(dim=0)
 
 
 def residual(sources: Sequence[tuple[Tensor, Tensor]], mask: Tensor) -> Tensor:
-    """Residuals are summed, shortcuts averaged, and a ReLU follows (D1)."""
+    """Sum residuals, average shortcuts, and apply a ReLU (D1)."""
     residuals, shortcuts = zip(*sources, strict=True)
     return torch.relu(total(residuals, mask) + mean(shortcuts, mask))
 
@@ -57,7 +57,7 @@ def residual(sources: Sequence[tuple[Tensor, Tensor]], mask: Tensor) -> Tensor:
 def forward(
     modules: Sequence[nn.Module], candidates: Sequence[Sequence[int]], masks: Rows, x: Tensor, join: Join
 ) -> Any:
-    """Step 2: run every module on the join of its sources; the output of the last one."""
+    """Run every module on the join of its sources, and return the output of the last one (step 2)."""
     outputs: list[Any] = []
     for module, sources, mask in zip(modules, candidates, masks, strict=True):
         outputs.append(module(join([outputs[k] for k in sources], mask) if sources else x))
@@ -73,7 +73,7 @@ def iterate(
     generator: torch.Generator,
     **rates: Any,
 ) -> list[Tensor]:
-    """Algorithm 1: one iteration per loss; returns the real masks after the last."""
+    """Run Algorithm 1, one iteration per loss, and return the real masks after the last."""
     real = list(real)
     for loss_of in losses:
         real = normalized(real)
@@ -92,7 +92,7 @@ def step(
     mask_lr: float,
     join: Join = mean,
 ) -> list[Tensor]:
-    """Steps 2 and 3 with given binary masks: plain SGD on the weights, in place; returns the new real masks.
+    """Run steps 2 and 3 with given binary masks: plain SGD on the weights, in place; return the new real masks.
 
     `loss_of` gets the network as a function of its input, and returns the loss.
     """

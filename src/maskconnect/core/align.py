@@ -1,7 +1,7 @@
-"""Parameter-free matching of shapes (section 3.2): subsampling by a stride, and channels padded with zeros.
+"""Parameter-free matching of shapes (section 3.2): subsampling with a stride, and zero padding of channels.
 
-Shape letters: N batch, C channels; every further axis is spatial. Tensors of three axes are left alone: whether
-they are (batch, channels, length) or (batch, length, features) is for the user to say.
+Shape letters: N batch, C channels; every further axis is spatial. Tensors with three axes are not aligned, because
+they may be (batch, channels, length) or (batch, length, features): pass `align` for them.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from torch.nn import functional as F
 
 
 def align(source: Tensor, shape: Size) -> Tensor | None:
-    """`source` in the given shape, or None where no stride and no padding of channels leads there."""
+    """Return `source` in the given shape; None if strides and channel padding cannot produce it."""
     if source.shape == shape:
         return source
-    if source.dim() != len(shape) or source.dim() in (0, 1, 3) or source.shape[0] != shape[0]:
-        return None
-    strides = _strides(source.shape, shape)
-    extra = shape[1] - source.shape[1]
-    if extra < 0 or 0 in strides:
-        return None
-    return subsampled(source, strides, extra)
+    strides = _strides_between(source.shape, shape)
+    return None if strides is None else subsampled(source, strides, shape[1] - source.shape[1])
+
+
+def can_align(found: Size, wanted: Size) -> bool:
+    """Return whether `align` can bring a tensor from one shape into another."""
+    return found == wanted or _strides_between(found, wanted) is not None
 
 
 def align_nhwc(source: Tensor, shape: Size) -> Tensor | None:
-    """The same, for tensors whose channels are the last axis."""
+    """Align like `align`, for tensors whose channels are the last axis."""
     if source.dim() != len(shape) or source.dim() < 4:
         return None
     wanted = Size((shape[0], shape[-1], *shape[1:-1]))
@@ -37,15 +37,23 @@ def align_nhwc(source: Tensor, shape: Size) -> Tensor | None:
 
 
 ALIGNS = {"nhwc": align_nhwc}
-"""Ways to align that have a name."""
+"""The values of the argument `align` that are names."""
 
 
-def leads_through(found: Size, middle: Size, wanted: Size) -> bool:
-    """Whether `align` gives the same by way of a shape that it has led to already."""
+def aligns_via(found: Size, middle: Size, wanted: Size) -> bool:
+    """Return whether aligning `found` to `middle`, then to `wanted`, gives the same as aligning it directly."""
     if not len(found) == len(middle) == len(wanted) > 3 or middle[1] > wanted[1]:
         return False
     steps = zip(_strides(found, middle), _strides(middle, wanted), _strides(found, wanted), strict=True)
     return all(first * second == direct > 0 for first, second, direct in steps)
+
+
+def _strides_between(found: Size, wanted: Size) -> list[int] | None:
+    """Return the strides of an alignment; None if it is impossible."""
+    if len(found) != len(wanted) or len(found) in (0, 1, 3) or found[0] != wanted[0] or found[1] > wanted[1]:
+        return None
+    strides = _strides(found, wanted)
+    return None if 0 in strides else strides
 
 
 def _strides(found: Size, wanted: Size) -> list[int]:
@@ -53,8 +61,8 @@ def _strides(found: Size, wanted: Size) -> list[int]:
 
 
 def subsampled(source: Tensor, strides: Sequence[int], extra: int) -> Tensor:
-    """Every stride-th position along each spatial axis, and so many more channels, of zeros."""
-    plain = not isinstance(source, Tensor) or torch.compiler.is_compiling()  # a network is being traced, or compiled
+    """Return every stride-th position along each spatial axis, with `extra` more channels of zeros."""
+    plain = not isinstance(source, Tensor) or torch.compiler.is_compiling()  # the network is being traced or compiled
     if not plain and torch.is_grad_enabled() and source.requires_grad:
         y: Tensor = _Subsampled.apply(source, tuple(strides), extra)  # type: ignore[no-untyped-call]
         return y
@@ -71,14 +79,14 @@ def _places(strides: Sequence[int]) -> tuple[slice, ...]:
 
 
 class _Subsampled(torch.autograd.Function):
-    """The same; backward the gradient has the memory layout of the source, as torch's own would not.
+    """Subsample with a gradient in the memory layout of the source, unlike slicing in torch.
 
-    Sums of gradients in different layouts cost several times as much.
+    Sums of gradients in different layouts are several times slower.
     """
 
     @staticmethod
     def forward(ctx: Any, source: Tensor, strides: tuple[int, ...], extra: int) -> Tensor:
-        ctx.like = source.shape, _strides_of_its_own(source), strides
+        ctx.like = source.shape, _dense_strides(source), strides
         y = _subsampled(source, strides, extra)
         return y if extra else y.contiguous(memory_format=layout_of(source))
 
@@ -90,22 +98,22 @@ class _Subsampled(torch.autograd.Function):
         return found, None, None
 
 
-def _strides_of_its_own(y: Tensor) -> tuple[int, ...]:
-    """How y lies in memory; if it is expanded, as a copy of it would."""
+def _dense_strides(y: Tensor) -> tuple[int, ...]:
+    """Return the strides of y in memory; if y is expanded, those of a copy."""
     expanded = any(not step and length > 1 for step, length in zip(y.stride(), y.shape, strict=True))
     return torch.empty(y.shape, device="meta").stride() if expanded else y.stride()
 
 
 def layout_of(y: Tensor) -> torch.memory_format:
-    """In which order its numbers lie in memory: channels last, if that is so, else the usual one."""
+    """Return the memory format of a tensor: channels last, or contiguous for all others."""
     last = y.dim() == 4 and y.is_contiguous(memory_format=torch.channels_last)
     return torch.channels_last if last else torch.contiguous_format
 
 
 def _stride(found: int, wanted: int) -> int:
-    """A stride that leaves `wanted` of `found` positions, or 0 where there is none.
+    """Return a stride that keeps `wanted` of `found` positions; 0 if there is none.
 
-    A power of two where one does, because that is what several layers of stride 2 in between amount to.
+    Powers of two are preferred, because several layers of stride 2 have the same effect.
     """
     if not wanted:
         return 0

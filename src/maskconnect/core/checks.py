@@ -1,4 +1,4 @@
-"""Checks of a stack: its arguments, once; and the scale of its activations, now and then."""
+"""Checks of a stack: its arguments when it is built, and the scale of its activations during training."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from maskconnect.core.wiring import Layout, Sources, random_wiring
 from maskconnect.errors import ConfigError, ConnectivityError, integer, shown, unknown_name
 
 CONNECTIVITIES = ("learned", "prev", "full", "random")
-TOO_MUCH = 1e4
-"""By how much activations may grow from the first module to the output."""
+MAX_GROWTH = 1e4
+"""The largest growth of activations from the first module to the output, before a warning."""
 AGGREGATIONS = ("mean", "residual", "stream", "sum", "scaled")
 
 
 def check_options(aggregation: Any, align: Any, use_all: Any, seed: Any, allowed: Sequence[str]) -> None:
-    """The arguments that need nothing but a look."""
+    """Raise an error if an argument that can be checked alone is invalid."""
     if not callable(aggregation) and not (isinstance(aggregation, str) and aggregation in allowed):
         raise unknown_name("aggregation", aggregation, allowed, or_else=", or a callable")
     if align is not None and not callable(align) and not (isinstance(align, str) and align in ALIGNS):
@@ -34,7 +34,7 @@ def check_options(aggregation: Any, align: Any, use_all: Any, seed: Any, allowed
 
 
 def decay_of(mask_init: Any) -> float:
-    """How much less likely each candidate starts than the next nearer one: not at all, or as `mask_init` says."""
+    """Return the initial ratio from each candidate to the next nearer one; 1 for "uniform"."""
     if isinstance(mask_init, str) and mask_init == "uniform":
         return 1.0
     if not isinstance(mask_init, Real) or isinstance(mask_init, bool) or not 0 < float(mask_init) <= 1:
@@ -43,9 +43,9 @@ def decay_of(mask_init: Any) -> float:
 
 
 def register(modules: Iterable[Any], aggregation: Any) -> tuple[nn.ModuleList, Layout]:
-    """The modules, registered as they were given, and how they are laid out."""
+    """Return the modules in an `nn.ModuleList`, and their layout."""
     if not isinstance(modules, Iterable):
-        raise ConfigError(f"modules is a {type(modules).__name__}; it must be a list of modules, or of lists of them.")
+        raise ConfigError(f"modules is a {type(modules).__name__}; it must be a list of modules, or a list of lists.")
     given = list(modules)
     if not given:
         raise ConfigError("modules is empty; a stack needs at least 1 module.")
@@ -55,7 +55,7 @@ def register(modules: Iterable[Any], aggregation: Any) -> tuple[nn.ModuleList, L
         return nn.ModuleList(_checked(given, "modules")), layout
     if not all(layered):
         mixed = layered.index(not layered[0])
-        raise ConfigError(f"modules mixes modules and lists of modules (entry {mixed}); give one kind or the other.")
+        raise ConfigError(f"modules mixes modules and lists of modules (entry {mixed}); give only one kind.")
     if aggregation == "stream":
         raise ConfigError(f"aggregation is {aggregation!r}; that is for a list of modules, not for a list of lists.")
     layers = [nn.ModuleList(_checked(list(layer), f"modules[{i}]")) for i, layer in enumerate(given)]
@@ -72,7 +72,7 @@ def _checked(modules: list[Any], what: str) -> list[nn.Module]:
 
 
 def fan_in_of_targets(fan_in: Any, layout: Layout, candidates: Sources) -> list[int] | None:
-    """K_j of every target: no more than it has candidates (D5)."""
+    """Return K_j of every target, at most its number of candidates (D5)."""
     if fan_in is None:
         return None
     targets = layout.targets
@@ -80,8 +80,8 @@ def fan_in_of_targets(fan_in: Any, layout: Layout, candidates: Sources) -> list[
     wanted = list(fan_in) if one_each else [fan_in] * len(targets)
     if len(wanted) != len(targets):
         raise ConfigError(
-            f"fan_in has {len(wanted)} entries; the stack has {len(targets)} targets, which are all its modules but "
-            f"the first {targets.start}. Give one number, or one a target."
+            f"fan_in has {len(wanted)} entries; the stack has {len(targets)} targets (all modules except for the "
+            f"first {targets.start}). Give one number, or one number per target."
         )
     for k in wanted if one_each else [fan_in]:
         if integer("fan_in", k) < 1:
@@ -90,7 +90,7 @@ def fan_in_of_targets(fan_in: Any, layout: Layout, candidates: Sources) -> list[
 
 
 def warn_of_fan_in(fan_in: Any, candidates: Sources, *, what: str = "fan_in") -> None:
-    """Say so where every target could read all its candidates and would still not have this fan-in."""
+    """Warn if no target has as many candidates as this fan-in."""
     most = max(map(len, candidates), default=0)
     if isinstance(fan_in, int) and fan_in > most > 0:
         warnings.warn(f"{what} is {fan_in}, but no module has more than {most} candidates: K is {most}.", stacklevel=3)
@@ -105,7 +105,7 @@ def fixed_sources(
     *,
     use_all: bool = False,
 ) -> Sources | None:
-    """What a fixed rule, or an explicit wiring, makes every module read; None where that is to be learned."""
+    """Return the sources of every module by a fixed rule or an explicit wiring; None if they are learned."""
     if not isinstance(connectivity, str):
         fixed = layout.from_plain(connectivity, what="connectivity")
     elif connectivity == "full":
@@ -115,21 +115,23 @@ def fixed_sources(
     elif connectivity not in CONNECTIVITIES:
         raise unknown_name("connectivity", connectivity, CONNECTIVITIES, or_else=", or a wiring")
     elif fan_in is None:
-        raise ConfigError(f"connectivity {shown(connectivity)} needs fan_in: how many sources a target reads.")
+        raise ConfigError(f"connectivity {shown(connectivity)} needs fan_in, the number of sources per target.")
     elif connectivity == "random" or not layout.targets:
         fixed = random_wiring(layout, candidates, fan_in, seed, use_all=use_all)
     else:
         return None
     for module, row in enumerate(fixed):
         if not set(row) <= set(candidates[module]):
-            raise ConnectivityError(f"connectivity has {layout.name(module)} read what `wiring` does not allow it.")
+            raise ConnectivityError(
+                f"connectivity: {layout.name(module)} reads {list(row)}; `wiring` allows {list(candidates[module])}."
+            )
     return fixed
 
 
 class GrowthWatch:
-    """A warning when activations grow without bound, as a bare sum makes them (D1).
+    """Warns once if activations grow too much, as with aggregation="sum" (D1).
 
-    Looks at the 1st, 2nd, 4th, 8th, ... forward pass of a stack in train mode, and warns once.
+    It checks forward passes 1, 2, 4, 8, ... of a stack in train mode.
     """
 
     def __init__(self) -> None:
@@ -145,17 +147,17 @@ class GrowthWatch:
             return
         start = _scale(first)
         growth = _scale(last) / start if start else 0.0
-        if growth > TOO_MUCH:  # NaN is none of ours: the loss will show it
+        if growth > MAX_GROWTH:  # False for NaN, which the loss will show
             self._warned = True
             warnings.warn(
-                f"activations grow {growth:.1e} times from the first module to the last, more than {TOO_MUCH:.0e}: "
-                "training will hardly work. With aggregation='sum', use another.",
+                f"activations grow {growth:.1e} times from the first module to the last, more than {MAX_GROWTH:.0e}: "
+                "training will probably diverge. If the aggregation is 'sum', use 'mean'.",
                 stacklevel=5,
             )
 
 
 def _has_values(x: Any) -> bool:
-    """Whether x can be looked at: it is no stand-in (meta, fake, traced) and no graph of a GPU is being recorded."""
+    """Return whether x has values: it is not meta, fake or traced, and no CUDA graph is being recorded."""
     if (
         type(x) is not Tensor
         or x.is_meta
@@ -169,5 +171,5 @@ def _has_values(x: Any) -> bool:
 
 
 def _scale(x: Tensor) -> float:
-    """The root mean square."""
+    """Return the root mean square."""
     return float(x.detach().float().square().mean().sqrt())

@@ -1,10 +1,10 @@
-"""Eq. 1 for `torch.compile`: every module runs, and a target reads all its candidates times the entries of its mask.
+"""Eq. 1 for `torch.compile`: every module runs, and a target reads all candidates, each times its mask entry.
 
     x_j = (1/divisor) sum_k m_jk y_k        dl/dm_jk = (1/divisor) <dl/dx_j, y_k>        dl/dy_k = sum_j m_jk dl/dx_j
 
-An inactive source is multiplied by 0: it adds nothing and gets a gradient of zero. So the graph is the same whatever is
-drawn, and the compiler fuses the sums. Masks are tensors that come from an operator (`operators.py`) in each pass.
-A frozen stack is not run in this way: its wiring is a part of the graph.
+An inactive source is multiplied by 0, so it adds nothing and its gradient is zero. The graph is therefore the same for
+all draws, and the compiler fuses the sums. Masks are tensors that an operator returns in each pass (`operators.py`).
+The wiring of a frozen stack is part of its graph instead.
 
 Shape letters: T targets, S candidate sources.
 """
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 
 def compiles_whole(stack: MaskedStack) -> bool:
-    """Whether a pass that a compiler traces goes this way: not once masks are frozen, nor for export.
+    """Return whether a traced pass reads all candidates: not if masks are frozen, and not for export.
 
-    Nor where branches share something that depends on which of them are alive, as the norms of ResNeXt do.
+    Also not if branches share something that depends on which of them are alive, as the norms of ResNeXt do.
     """
     if not torch.compiler.is_compiling() or torch.compiler.is_exporting():
         return False
@@ -40,12 +40,12 @@ def compiles_whole(stack: MaskedStack) -> bool:
 
 
 def compiled_inputs(stack: MaskedStack) -> CompiledInputs:
-    """Begin a forward pass: draw masks, or in eval mode take the top-K, in an operator."""
+    """Begin a forward pass: draw masks, or take the top-K in eval mode, with an operator."""
     masks = stack.masks
     real_TS = masks.real.detach()
     if stack.training:
         mask_TS = operators.draw(real_TS, masks.binary, masks.handle)
-        mask_TS = mask_TS + (masks.real - masks.real.detach())  # zero, through which the real masks get the gradient
+        mask_TS = mask_TS + (masks.real - masks.real.detach())  # adds zero, but passes the gradient to the real masks
     else:
         mask_TS = operators.top(real_TS, masks.handle)
     return CompiledInputs(
@@ -63,10 +63,10 @@ def compiled_inputs(stack: MaskedStack) -> CompiledInputs:
 
 
 class CompiledInputs(Inputs):
-    """The inputs of modules in a pass that a compiler traces."""
+    """Computes the inputs of modules in a pass that a compiler traces."""
 
     def _masked(self, target: int, reading: Reading) -> Any:
-        """The aggregate of all candidates, through which the mask learns."""
+        """Return the aggregate of all candidates, with a gradient for the mask."""
         assert self.rows is not None
         row, sources = self.rows[target - self.layout.targets.start], reading.found
         entries = list(row.unbind())
@@ -85,9 +85,9 @@ class CompiledInputs(Inputs):
 def weighted_sum(
     entries: Sequence[Tensor], sources: Sequence[Tensor], divisor: float = 1, credit: str = "whole"
 ) -> Tensor:
-    """The sum of all sources, each times its entry of the mask, divided; in float32 at least.
+    """Return the sum of all sources, each times its mask entry, divided by `divisor`; in float32 at least.
 
-    Without gradients, a source with a mask of 0 may even be infinite.
+    Without gradients, a source with a mask entry of 0 may even be infinite.
     """
     dtype = reduce(torch.promote_types, (y.dtype for y in sources))
     wide = torch.promote_types(dtype, torch.float32)
@@ -101,5 +101,5 @@ def weighted_sum(
 
 
 def _without_gradient_of_unused(y: Any, m: Tensor) -> Any:
-    """y, which gets no gradient where its mask is 0, whatever the aggregation does with it."""
+    """Return y without a gradient if its mask entry is 0, for any aggregation."""
     return tree_map(lambda leaf: torch.where(m != 0, leaf, leaf.detach()) if isinstance(leaf, Tensor) else leaf, y)

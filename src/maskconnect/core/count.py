@@ -1,4 +1,4 @@
-"""How large a network is: its weights, what pruning leaves of them (D10), and the masks that learn how to wire it."""
+"""The size of a network: its weights, the weights that pruning leaves (D10), and its mask entries."""
 
 from __future__ import annotations
 
@@ -13,26 +13,43 @@ from maskconnect.core.masks import ConnectivityMasks
 from maskconnect.core.stack import MaskedStack
 
 Place = tuple[nn.Module, str]
-"""Where a module is registered: in which other module, under which name."""
+"""Where a module is registered: its parent module and its name there."""
 
 
 class ParameterCount(NamedTuple):
-    """What `mc.count_parameters` returns."""
+    """The result of `mc.count_parameters`."""
 
-    weights: int  # what the paper's tables count; the same for every fan-in
-    mask_entries: int  # candidate connections whose masks are, or were, learned
+    weights: int
+    """The number of weights, as in the paper's tables; independent of the fan-in."""
+    mask_entries: int
+    """The number of candidate connections whose masks are, or were, learned."""
 
 
 class PrunedCount(NamedTuple):
-    """What `pruned_parameters` returns: numbers of weights, without masks."""
+    """The result of `pruned_parameters`: numbers of weights, without masks."""
 
-    weights: int  # of the whole network
-    one_step: int  # without the modules that no other module reads, as in the paper
-    transitive: int  # without all that cannot reach the output, as `prune` leaves it
+    weights: int
+    """The weights of the whole network."""
+    one_step: int
+    """The weights without modules that no other module reads, as in the paper."""
+    transitive: int
+    """The weights without modules that cannot reach the output, as after `mc.prune`."""
 
 
 def count_parameters(model: nn.Module) -> ParameterCount:
-    """The number of weights, and of the entries of learned masks, in a model."""
+    """Count the weights and the learned mask entries of a model.
+
+    Args:
+        model: any model, with or without `MaskedStack`s.
+
+    Returns:
+        A named tuple with `weights` and `mask_entries`.
+
+    Example:
+        ```python
+        weights, mask_entries = mc.count_parameters(model)
+        ```
+    """
     masks = masks_of(model)
     real = {id(m.real) for m in masks}
     weights = sum(p.numel() for p in model.parameters() if id(p) not in real)
@@ -40,20 +57,20 @@ def count_parameters(model: nn.Module) -> ParameterCount:
 
 
 def pruned_parameters(model: nn.Module) -> PrunedCount:
-    """How many weights pruning would leave, with the wiring that is frozen, or with the present top-K.
+    """Count the weights that pruning would leave with the frozen wiring, or with the current top-K.
 
-    A weight that something else in the model uses too is counted once, and stays.
+    A weight that another part of the model also uses is counted once, and stays.
     """
     weights = count_parameters(model).weights
     return PrunedCount(weights, _weights(model, _read_or_last), _weights(model, _alive))
 
 
 Way = frozenset[tuple[MaskedStack, int]]
-"""Modules of stacks, each a stack and a flat number, that must all stay for what is inside of the innermost to stay."""
+"""Modules of nested stacks, each as (stack, flat number), that must all stay so that the innermost one stays."""
 
 
 def weights_by_ways(model: nn.Module) -> dict[frozenset[Way], int]:
-    """How many weights stay together, whatever the wiring: those of one entry stay where any of its ways does."""
+    """Count weights by the ways on which they depend: the weights of an entry stay if all modules of any way stay."""
     ways: dict[nn.Parameter, set[Way]] = {}
 
     outside = {place for _, stack in stacks_of(model) for place in stack.places()}
@@ -74,13 +91,13 @@ def weights_by_ways(model: nn.Module) -> dict[frozenset[Way], int]:
 
 
 def _read_or_last(stack: MaskedStack) -> Sequence[bool]:
-    """The paper's rule, applied once: what no other module reads goes, unless it is an output."""
-    readers, outputs = stack.masks.settled().readers, stack.layout.outputs
+    """Apply the paper's rule once: remove modules that no other module reads, except for outputs."""
+    readers, outputs = stack.masks.current_wiring().readers, stack.layout.outputs
     return [count > 0 or number in outputs for number, count in enumerate(readers)]
 
 
 def _alive(stack: MaskedStack) -> Sequence[bool]:
-    return stack.masks.settled().alive
+    return stack.masks.current_wiring().alive
 
 
 def _weights(model: nn.Module, stays: Callable[[MaskedStack], Sequence[bool]]) -> int:
@@ -94,7 +111,7 @@ def _weights(model: nn.Module, stays: Callable[[MaskedStack], Sequence[bool]]) -
 
 
 def _kept(part: nn.Module, gone: Set[Place]) -> Iterator[nn.Module]:
-    """A module and all inside of it, but for masks and for what is registered in places that go."""
+    """Yield a module and all modules inside it, except for masks and for modules at places in `gone`."""
     yield part
     for name, child in part._modules.items():
         if child is not None and (part, name) not in gone and not isinstance(child, ConnectivityMasks):

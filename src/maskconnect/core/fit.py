@@ -1,8 +1,8 @@
-"""The wiring within a budget that gives up least of the real masks.
+"""Search for the wiring within a budget that loses least of the real masks.
 
-Of a set of modules that stay, every target reads its K best. A set is possible if all outputs are in it and every
-target in it finds K sources there. Sets are searched from all modules down, one module less at a time, the best BEAM of
-each size: all of them in small stacks, which is exact.
+In a set of modules that stay, every target reads its K best. A set is possible if it contains all outputs, and K
+sources for each of its targets. The search starts with all modules and removes one module at a time; it keeps the best
+BEAM sets of each size. In small stacks these are all sets, so the search is exact.
 
 Shape letters: B sets of modules, M modules, T targets, S candidate sources (the preferred first).
 """
@@ -17,14 +17,14 @@ from torch import Tensor
 from maskconnect.core.budget import ROUNDING, Budget
 
 BEAM = 64
-"""How many sets of one size are looked at further, in small stacks."""
+"""The number of sets of each size that the search continues with, in small stacks."""
 LARGEST = 4_000_000
-"""How many numbers a search handles at the same time: stacks of many modules have a narrower beam."""
+"""The number of values that a search holds at a time: stacks with many modules have a narrower beam."""
 
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """A wiring, what it gives up of the real masks, and what its used modules cost."""
+    """A wiring, what it loses of the real masks, and the cost of its used modules."""
 
     mask_TS: Tensor
     lost: float
@@ -32,7 +32,7 @@ class Fit:
 
 
 def fit(real_TS: Tensor, budget: Budget, preferred_first_TS: Tensor, most: float) -> Fit:
-    """The best wiring of all that cost at most `most`; the cheapest one if none does."""
+    """Return the best wiring that costs at most `most`; the cheapest wiring if there is none."""
     search = _Search(real_TS, budget, preferred_first_TS)
     kept_BM = torch.ones(1, len(budget.cost_M), dtype=torch.bool, device="cpu")
     best: tuple[bool, float, float] | None = None
@@ -49,7 +49,7 @@ def fit(real_TS: Tensor, budget: Budget, preferred_first_TS: Tensor, most: float
 
 
 def smallest_cost(budget: Budget, preferred_first_TS: Tensor) -> float:
-    """The smallest part of all costs that a wiring can have."""
+    """Return the smallest part of all costs that a wiring can have."""
     return fit(torch.zeros_like(preferred_first_TS, dtype=torch.float64), budget, preferred_first_TS, -1.0).cost
 
 
@@ -66,11 +66,11 @@ class _Search:
         self.beam = max(1, min(BEAM, LARGEST // (len(budget.cost_M) * real_TS.numel() + 1)))
 
     def present(self, kept_BM: Tensor) -> Tensor:
-        """Which candidates stay."""
+        """Return which candidates stay."""
         return kept_BM[:, self.source_TS.clamp_min(0)] & (self.source_TS >= 0)
 
     def chosen(self, kept_BM: Tensor) -> tuple[Tensor, Tensor]:
-        """The K best candidates of each target that stay, and their sum."""
+        """Return the K best remaining candidates of each target, and the sum of their values."""
         value_BTS = torch.where(self.present(kept_BM), self.value_TS, -torch.inf)
         order_BTS = value_BTS.argsort(dim=2, descending=True, stable=True)
         first_TS = torch.arange(value_BTS.shape[2], device="cpu") < self.fan_in_T[:, None]
@@ -78,7 +78,7 @@ class _Search:
         return chosen_BTS, torch.where(chosen_BTS, value_BTS, 0.0).sum(dim=2)
 
     def outcome(self, kept_BM: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What is used of each set, what its targets read, what is lost by that, and what it costs."""
+        """Return, per set, the used modules, the chosen sources, the loss of mask values and the cost."""
         chosen_BTS, value_BT = self.chosen(kept_BM)
         used_BM = torch.zeros_like(kept_BM)
         used_BM[:, list(self.budget.layout.outputs)] = True
@@ -90,13 +90,13 @@ class _Search:
         return used_BM, chosen_BTS, lost_B, used_BM.double() @ self.budget.cost_M
 
     def narrowed(self, lost_B: Tensor, cost_B: Tensor) -> Tensor:
-        """The sets to look at further: those that lose least, and the cheapest one."""
+        """Return the sets to continue with: those that lose least, and the cheapest."""
         order_B = cost_B.argsort(stable=True)
         by_loss_B = order_B[lost_B[order_B].argsort(stable=True)][: self.beam]
         return torch.cat([by_loss_B, order_B[:1]])
 
     def smaller(self, kept_BM: Tensor, used_BM: Tensor) -> Tensor:
-        """All possible sets with one of the used modules less, and with those that then lack sources."""
+        """Return all possible sets without one of the used modules, and without modules that then lack sources."""
         kept_BM = (kept_BM[:, None] & ~torch.eye(kept_BM.shape[1], dtype=torch.bool, device="cpu")).flatten(0, 1)
         kept_BM = kept_BM[(used_BM & self.budget.removable_M).flatten()]
         for target in self.budget.layout.targets:
@@ -107,7 +107,7 @@ class _Search:
         return found
 
     def mask(self, used_M: Tensor, chosen_TS: Tensor) -> Tensor:
-        """A whole wiring: targets that are not used read their best candidates."""
+        """Return a complete wiring; targets that are not used read their best candidates."""
         every_TS = self.chosen(torch.ones_like(used_M)[None])[0][0]
         mask_TS = torch.where(used_M[self.first :, None], chosen_TS, every_TS)
         return torch.zeros_like(mask_TS).scatter_(1, self.order_TS, mask_TS)

@@ -1,4 +1,4 @@
-"""The input of every module in one forward pass: of targets by themselves, or of a whole layer at once (Eq. 1)."""
+"""The input of every module in one forward pass: per target, or for a whole layer at once (Eq. 1)."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from maskconnect.core.targets import Targets, detached
 
 @dataclass(kw_only=True)
 class Inputs(Targets):
-    """What it takes to make them."""
+    """Computes the inputs of the modules in one forward pass."""
 
     @property
     def by_layer(self) -> bool:
-        """Whether the inputs of a layer are made together."""
+        """Whether the inputs of a layer are computed together."""
         return isinstance(self.aggregation, LayerAggregation)
 
     def layer(self, number: int, outputs: Outputs) -> dict[int, Any]:
-        """The inputs of a layer's modules by their flat numbers; empty where each module's is made by itself."""
+        """Return the inputs of a layer by flat module number; empty if inputs are computed per module."""
         if number == 0:
             return {}
         if not self.by_layer:
@@ -37,7 +37,7 @@ class Inputs(Targets):
         return {j: x if readers[j].alive else detached(x) for j, x in zip(readers, inputs, strict=True)}
 
     def _mixed(self, number: int, outputs: Outputs) -> dict[int, Any]:
-        """The inputs of a layer while masks are blended, by one matrix product where that is possible."""
+        """Return the inputs of a layer with blended masks by one matrix product; empty if that is impossible."""
         if self.rows is None or not self.layout.layered or self.aggregation not in ("mean", "sum"):
             return {}
         above, targets = self.layout.layers[number - 1], self.layout.layers[number]
@@ -52,7 +52,7 @@ class Inputs(Targets):
         return dict(zip(targets, mixture(mask_TS, divisor_T, self.credit, sources, outputs.sampler), strict=True))
 
     def _readers(self, number: int) -> dict[int, Reader]:
-        """The modules of a layer as readers of the one before, by the flat number of the module."""
+        """Return the modules of a layer as readers of the layer before, by flat module number."""
         start = self.layout.layers[number - 1].start
         readers = {}
         for target in filter(self.runs, self.layout.layers[number]):
@@ -68,12 +68,12 @@ class Inputs(Targets):
         return readers
 
     def _everything(self) -> Reader:
-        """The output of a layered stack, as the reader of the last layer."""
+        """Return the output of a layered stack as a reader of the last layer."""
         branches = len(self.layout.layers[-1])
         return Reader(tuple(range(branches)), (True,) * branches, None, branches, alive=True)
 
     def at_once(self, modules: Sequence[nn.Module], x: Any) -> Any | None:
-        """The output of the stack from a fast path of its aggregation; None without one."""
+        """Return the output of the stack by the fast path of its aggregation; None if there is none."""
         if not isinstance(self.aggregation, LayerAggregation) or is_reference() or torch.compiler.is_compiling():
             return None
         layers = []
@@ -89,7 +89,7 @@ class Inputs(Targets):
         return self.aggregation.at_once(layers, x)
 
     def output(self, outputs: Outputs) -> Any:
-        """The output of the stack: the last module's; layered, the aggregate of all branches of the last layer."""
+        """Return the output of the stack: that of the last module; layered, the aggregate of the last layer."""
         last = self.layout.layers[-1]
         if self.by_layer:
             return self._together(len(self.layout.layers) - 1, outputs, [self._everything()])[0]
@@ -99,7 +99,7 @@ class Inputs(Targets):
         return self._active([outputs.source(k, last[-1], len(read)) for k in (*self.always, *read)])
 
     def _together(self, layer: int, outputs: Outputs, readers: list[Reader]) -> list[Any]:
-        """What readers get from a layer."""
+        """Return the inputs of readers of a layer."""
         assert isinstance(self.aggregation, LayerAggregation)
         members = self.layout.layers[layer]
         found = {branch: outputs.found[k] for branch, k in enumerate(members) if self.runs(k)}

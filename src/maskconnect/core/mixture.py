@@ -1,12 +1,12 @@
-"""The inputs of a whole layer by one matrix product: the fast path of blended masks (Eq. 1).
+"""The inputs of a whole layer by one matrix product: the fast path for blended masks (Eq. 1).
 
 While masks are blended, every target of a layer reads every branch of the layer before. With the branches as the rows
-of a matrix Y and the masks as a matrix M, X = M Y are all inputs, and the gradients are products too:
+of a matrix Y and the masks as a matrix M, all inputs are X = M Y, and the gradients are products too:
 
     dl/dM = G Y^T      dl/dY = M^T G      G = dl/dX
 
-so every branch goes through memory once, and not once per target. `aggregate.py` has the formulas of one target. Where
-masks see some images of a batch only (`credit.py`), dl/dM is made of those, and only those are kept.
+So every branch is read once, and not once per target. `aggregate.py` has the formulas for one target. If mask
+gradients use a sample of the batch (`credit.py`), dl/dM uses only these images, and only these are kept.
 
 Shape letters: T targets, S sources, P positions (all numbers of an output).
 """
@@ -26,7 +26,7 @@ from maskconnect.core.rows import image_of, row_of
 
 
 def mixes(sources: Sequence[Any]) -> bool:
-    """Whether these outputs can be rows of a matrix."""
+    """Return whether these outputs can be rows of a matrix."""
     if is_reference() or torch.compiler.is_compiling() or len(sources) < 2:
         return False
     first = sources[0]
@@ -43,7 +43,7 @@ def mixes(sources: Sequence[Any]) -> bool:
 def mixture(
     mask_TS: Tensor, divisor_T: Sequence[float], credit: str, sources: Sequence[Tensor], sampler: Sampler
 ) -> tuple[Tensor, ...]:
-    """What each target reads: the sum of all sources, each times its mask, divided."""
+    """Return the input of each target: the sum of all sources, each times its mask entry, divided."""
     stride = sampler.stride(sources[0])
     seen = tuple(sampled(y, stride).clone() if stride > 1 else y.detach() for y in sources)
     made: tuple[Tensor, ...] = _Mixture.apply(mask_TS, tuple(divisor_T), credit, stride, seen, *sources)  # type: ignore[no-untyped-call]
@@ -82,7 +82,7 @@ class _Mixture(torch.autograd.Function):
             seen_SP = _rows(seen, ctx.layout)
             seen_TP = grad_TP if ctx.stride == 1 else _rows([grad[:: ctx.stride] for grad in all_grads], ctx.layout)
             grad_TS = (seen_TP @ seen_SP.T).to(mask_TS.dtype) / ctx.divisor_T1
-            if ctx.credit == "new":  # without what lies along the input that is there
+            if ctx.credit == "new":  # without the component along the input
                 x_TP = weight_TS @ seen_SP
                 along_T1 = (x_TP * seen_TP).sum(dim=1, keepdim=True) / ctx.divisor_T1
                 length_T1 = x_TP.square().sum(dim=1, keepdim=True).clamp_min_(torch.finfo(dtype).tiny)
@@ -95,10 +95,10 @@ class _Mixture(torch.autograd.Function):
 
 
 def _rows(tensors: Sequence[Tensor], layout: torch.memory_format) -> Tensor:
-    """Tensors as the rows of a matrix."""
+    """Return tensors as the rows of a matrix."""
     return torch.stack([row_of(y, layout) for y in tensors])
 
 
 def _images(matrix: Tensor, shape: Size, layout: torch.memory_format) -> tuple[Tensor, ...]:
-    """The rows of a matrix as tensors of this shape."""
+    """Return the rows of a matrix as tensors of this shape."""
     return tuple(image_of(row, shape, layout) for row in matrix)

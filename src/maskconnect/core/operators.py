@@ -1,8 +1,7 @@
-"""Step 1 of Algorithm 1 as operators of torch, for compiled networks: a compiler calls them and never looks inside.
+"""Step 1 of Algorithm 1 as custom operators of torch, which a compiler calls and does not trace.
 
-What is drawn depends on a generator, on how masks learn and on how far they have come. All that stays outside of the
-graph, so a graph that was compiled once serves every step. An operator takes tensors and numbers only: the handle says
-whose masks are meant.
+A draw depends on a generator, on the options of learning and on its progress. All of these stay outside the graph, so
+one compiled graph serves every step. Operators take only tensors and numbers, so a handle identifies the masks.
 
 Shape letters: T targets, S candidate sources.
 """
@@ -24,11 +23,11 @@ if TYPE_CHECKING:
 
 _handles = count(1)
 _masks: WeakValueDictionary[int, ConnectivityMasks] = WeakValueDictionary()
-"""All masks of this process by their handle."""
+"""All masks of this process, by handle."""
 
 
 def handle_for(masks: ConnectivityMasks) -> int:
-    """A number by which operators find these masks, for as long as they live."""
+    """Return a number by which operators find these masks while they exist."""
     handle = next(_handles)
     _masks[handle] = masks
     return handle
@@ -41,10 +40,10 @@ def handle_for(masks: ConnectivityMasks) -> int:
     tags=(torch.Tag.cudagraph_unsafe,),
 )
 def draw(real_TS: Tensor, binary_TS: Tensor, handle: int) -> Tensor:
-    """What the next pass reads, with the real masks normalised in place and the binary ones written."""
+    """Return what the next pass reads; real masks are normalized and binary masks written in place."""
     if backward_pass() is not None:
         raise ConnectivityError(
-            "a compiled stack that learns was run again during a backward pass, and would draw other masks; checkpoint "
+            "a compiled stack that learns was run again during a backward pass, and would draw other masks. Checkpoint "
             "the modules inside the stack, or do not compile it."
         )
     return _masks[handle].draw_from_(real_TS, binary_TS).mask_TS.to(real_TS, copy=True)
@@ -57,7 +56,7 @@ def draw(real_TS: Tensor, binary_TS: Tensor, handle: int) -> Tensor:
     tags=(torch.Tag.cudagraph_unsafe,),
 )
 def top(real_TS: Tensor, handle: int) -> Tensor:
-    """The top-K of the real masks, as evaluation reads them."""
+    """Return the top-K of the real masks, as in eval mode."""
     masks = _masks[handle]
     return masks.top(masks.on_host(real_TS)).mask_TS.to(real_TS, copy=True)
 

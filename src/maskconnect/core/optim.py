@@ -1,4 +1,4 @@
-"""Step 3 of Algorithm 1 in any training loop: parameter groups for the optimizer, and the update of the masks."""
+"""`mc.param_groups` and `mc.attach`: the mask update of Algorithm 1 (step 3) in any training loop."""
 
 from __future__ import annotations
 
@@ -11,26 +11,45 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from maskconnect.core.learning import Draw, Learning, check_credit
-from maskconnect.core.lookup import masks_of, some_stacks_of
+from maskconnect.core.draw import Draw
+from maskconnect.core.learning import Learning, check_credit
+from maskconnect.core.lookup import masks_of, require_stacks
 from maskconnect.core.masks import ConnectivityMasks
 from maskconnect.core.rates import GIVEN, is_empty_step, mask_rate, warn_of_one_rate
-from maskconnect.core.removal import hold_budget_, only_removes, worth_of_modules
+from maskconnect.core.removal import apply_budget_, only_removes, worth_of_modules
 from maskconnect.errors import ConfigError, number, shown
 
 _updates: WeakKeyDictionary[ConnectivityMasks, ReferenceType[MaskUpdate]] = WeakKeyDictionary()
-"""What `attach` has set up for each of the masks; the optimizer keeps it alive."""
+"""The update that `attach` made for each of the masks; the optimizer keeps it alive."""
 
 
 def param_groups(model: nn.Module, lr: float, mask_lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
-    """Two groups for any torch optimizer: the weights, and the real masks with a learning rate of their own.
+    """Return parameter groups for any torch optimizer: the weights, and the real masks with their own learning rate.
 
-    The masks have no weight decay and no momentum (D8). Their group stays when they are frozen, so that the state of an
-    optimizer from before fits one made after; a model of fixed connectivity has the first group only.
+    Masks have no weight decay and no momentum (D8). Their group remains when masks are frozen, so that the saved state
+    of an optimizer still loads.
+
+    Args:
+        model: a model with or without `MaskedStack`s.
+        lr: the learning rate of the weights.
+        mask_lr: the learning rate of the real masks.
+        weight_decay: the weight decay of the weights; 0 by default.
+
+    Returns:
+        A list of one or two groups. A model without learned masks has the group of weights only.
+
+    Raises:
+        ConfigError: if a rate is negative or not finite.
+
+    Example:
+        ```python
+        groups = mc.param_groups(model, lr=0.1, mask_lr=0.03, weight_decay=1e-4)
+        optimizer = torch.optim.SGD(groups, momentum=0.9)
+        ```
     """
     for name, value in {"lr": lr, "mask_lr": mask_lr, "weight_decay": weight_decay}.items():
         if not 0 <= number(name, value) < math.inf:
-            raise ConfigError(f"{name} is {shown(value)}; it must be a number of 0 or more.")
+            raise ConfigError(f"{name} is {shown(value)}; it must be a finite number of 0 or more.")
     masks = masks_of(model)
     real = {id(m.real) for m in masks}
     weights = [p for p in model.parameters() if p.requires_grad and id(p) not in real]
@@ -45,31 +64,46 @@ def param_groups(model: nn.Module, lr: float, mask_lr: float, weight_decay: floa
 def attach(
     optimizer: Optimizer, model: nn.Module, how: Learning | None = None, *, mask_lr: float | None = None
 ) -> None:
-    """Make every `optimizer.step()` update the masks of `model` as step 3 of Algorithm 1 does.
+    """Make every `optimizer.step()` also update the masks of `model` (Algorithm 1, step 3).
 
-    m~ <- clip(m~ - lr * dl/dm, 0, 1), with the lr of the group that holds m~, so schedulers apply. dl/dm is taken
-    before the step. Whatever the optimizer itself does to the masks is undone: it may rescale gradients, or have
-    momentum or weight decay (D8, D15).
+    The update is m~ <- clip(m~ - lr * dl/dm, 0, 1), with the learning rate of the group that holds the masks, so
+    schedulers apply. Changes that the optimizer itself makes to masks (momentum, weight decay, rescaled gradients) are
+    undone (D8, D15).
 
-    Attaching again replaces what was attached before. `progress`, the number of steps taken, goes on if `how` is the
-    same, as after loading a `state_dict`; otherwise it starts from 0.
+    Calling it again replaces the previous options. If `how` is the same, as after loading a `state_dict`, learning
+    continues at the same step; otherwise it starts at step 0.
 
     Args:
-        optimizer: made with `mc.param_groups(model, ...)`.
+        optimizer: an optimizer made with `mc.param_groups(model, ...)`.
         model: a model with at least one `MaskedStack`.
-        how: `mc.Draw()`, the default, is Algorithm 1 as published; `mc.Blend(steps=N)` reads all candidates in part and
-            becomes the top-K after N steps; `mc.Blend(steps=N, keep=0.6)` also learns which modules to leave out.
-        mask_lr: the learning rate of the masks, where the optimizer was not made with `mc.param_groups`, but by a
-            trainer that puts all parameters into its groups. It follows the schedule of the group that holds the masks.
+        how: how masks learn. None (default) means `mc.Draw()`, Algorithm 1 as published. `mc.Blend(steps=N)` reads a
+            weighted mix of all candidates and ends with the top-K after N steps. `mc.Blend(steps=N,
+            keep=0.6)` also learns which modules to remove.
+        mask_lr: the learning rate of masks if the optimizer was not made with `mc.param_groups`, but by a trainer that
+            mixes masks with weights. It follows the schedule of the group that holds the masks. None (default) uses the
+            rate of that group.
+
+    Raises:
+        ConfigError: if the model has no `MaskedStack`, the optimizer does not hold its masks, or `how` does not fit.
+
+    Example:
+        ```python
+        optimizer = torch.optim.SGD(mc.param_groups(model, lr=0.1, mask_lr=0.03), momentum=0.9)
+        mc.attach(optimizer, model, mc.Blend(steps=1000))
+        loss(model(x), y).backward()
+        optimizer.step()  # updates weights and masks
+        ```
     """
     if mask_lr is not None and not 0 <= number("mask_lr", mask_lr) < math.inf:
-        raise ConfigError(f"mask_lr is {shown(mask_lr)}; it must be a number of 0 or more.")
+        raise ConfigError(f"mask_lr is {shown(mask_lr)}; it must be a finite number of 0 or more.")
     how = Draw() if how is None else how
     if not isinstance(how, Learning):
         raise ConfigError(f"how is {shown(how)}; it must be mc.Draw() or mc.Blend(steps=N).")
     if not isinstance(optimizer, Optimizer):
-        raise ConfigError(f"optimizer is a {type(optimizer).__name__}; call mc.attach(optimizer, model).")
-    stacks = [stack for stack in some_stacks_of(model).values() if not stack.masks.is_frozen]
+        raise ConfigError(
+            f"optimizer is a {type(optimizer).__name__}; call mc.attach(optimizer, model) with a torch optimizer."
+        )
+    stacks = [stack for stack in require_stacks(model).values() if not stack.masks.is_frozen]
     priced: dict[ConnectivityMasks, Learning] = {}
     for stack in stacks:
         check_credit(how.credit, stack.aggregation)
@@ -78,17 +112,17 @@ def attach(
     masks = [stack.masks for stack in stacks]
     if masks and isinstance(optimizer, torch.optim.LBFGS):
         raise ConfigError(
-            "LBFGS evaluates the loss several times per step, and masks change each time; give it the weights only, "
-            "and the masks to an SGD of their own."
+            "LBFGS evaluates the loss several times per step, and masks change each time. Give LBFGS the weights only, "
+            "and the masks to a separate SGD."
         )
     if not all(m.real.requires_grad for m in masks):
         raise ConfigError(
-            "requires_grad of the real masks was turned off, so they would never learn; call "
+            "requires_grad of the real masks was turned off, so they would never learn. Call "
             "stack.masks.real.requires_grad_(), or mc.freeze(model) if they should not learn."
         )
     groups_of(optimizer, masks)
     held = _groups_by_parameter(optimizer)
-    kept = [m for m in masks_of(model) if id(m.real) in held]  # frozen ones too, so that no optimizer moves them
+    kept = [m for m in masks_of(model) if id(m.real) in held]  # also frozen ones, so that no optimizer changes them
     for m in kept:
         m.learn_by(priced.get(m, how))
         if m in _updates and (before := _updates[m]()) is not None:
@@ -99,19 +133,19 @@ def attach(
 
 
 def advance(model: nn.Module) -> None:
-    """Count a step of learning that the optimizer left out, so that blending comes to its end all the same."""
+    """Count a learning step that the optimizer skipped, so that blending still ends in time."""
     for m in masks_of(model):
         if not m.is_frozen:
             m.count_step()
 
 
 class Noted(NamedTuple):
-    """What was before a step."""
+    """The state of masks before a step."""
 
     real: Tensor
-    grad: Tensor | None  # in the form that updates the real masks
-    square: Tensor | None  # the running mean of squared gradients, with this one
-    worth_M: Tensor | None  # of every module, if there is a budget
+    grad: Tensor | None  # as it will be subtracted from the real masks
+    square: Tensor | None  # the running mean of squared gradients, including this one
+    worth_M: Tensor | None  # the worth of every module, if there is a budget
 
 
 class MaskUpdate:
@@ -126,7 +160,7 @@ class MaskUpdate:
         ]
 
     def drop(self, masks: ConnectivityMasks) -> None:
-        """Leave these masks to another update."""
+        """Stop updating these masks; another update takes over."""
         self.masks = [m for m in self.masks if m is not masks]
         if not self.masks:
             for handle in self.handles:
@@ -135,7 +169,7 @@ class MaskUpdate:
     def prepare(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Before the step: note the real masks, and what will be subtracted from them."""
+        """Before the step, note the real masks and what will be subtracted from them."""
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
             self.note(optimizer)
@@ -143,15 +177,15 @@ class MaskUpdate:
 
         def noted() -> Any:
             loss = closure()
-            self.note(optimizer)  # the forward pass in the closure has normalised the masks
+            self.note(optimizer)  # the forward pass in the closure has normalized the masks
             return loss
 
         return args[:1], {**kwargs, "closure": noted}
 
     @torch.no_grad()
     def note(self, optimizer: Optimizer) -> None:
-        """Remember the real masks, and their gradient in the form that updates them."""
-        scale = getattr(optimizer, "grad_scale", None)  # of a GradScaler, which a fused optimizer divides by itself
+        """Remember the real masks, and their gradient as it will be subtracted."""
+        scale = getattr(optimizer, "grad_scale", None)  # set by a GradScaler for fused optimizers
         for m in self.masks:
             grad, square, worth_M = m.real.grad, None, None
             if grad is not None and not m.is_frozen:
@@ -164,10 +198,10 @@ class MaskUpdate:
 
     @torch.no_grad()
     def update(self, optimizer: Optimizer, *_: Any) -> None:
-        """After the step: m~ <- clip(m~ - lr * dl/dm, 0, 1), within the budget if there is one; frozen masks stay."""
+        """After the step, set m~ <- clip(m~ - lr * dl/dm, 0, 1), within the budget if any; frozen masks stay."""
         self.steps += 1
         found_inf = getattr(optimizer, "found_inf", None)
-        skipped = found_inf is not None and bool(found_inf.item())  # as a GradScaler tells a fused optimizer
+        skipped = found_inf is not None and bool(found_inf.item())  # set by a GradScaler for fused optimizers
         for m, group in zip(self.masks, groups_of(optimizer, self.masks), strict=True):
             before = self.noted.pop(id(m), Noted(m.real, None, None, None))
             m.real.copy_(before.real)
@@ -177,29 +211,29 @@ class MaskUpdate:
                     before = Noted(before.real, None, None, None)
                 _descend_(m, before, group, rate)
                 m.count_step()
-                hold_budget_(m, before.worth_M, rate)
-                if self.steps == 2 and self.mask_lr is None:  # in the first, every schedule may have the same rates
+                apply_budget_(m, before.worth_M, rate)
+                if self.steps == 2 and self.mask_lr is None:  # in step 1, any schedule may have equal rates
                     warn_of_one_rate(optimizer, group)
 
 
 def groups_of(optimizer: Optimizer, masks: list[ConnectivityMasks]) -> list[dict[str, Any]]:
-    """The parameter group that holds each of the masks."""
+    """Return the parameter group that holds each of the masks."""
     held = _groups_by_parameter(optimizer)
     if not all(id(m.real) in held for m in masks):
         raise ConfigError(
-            "the optimizer does not hold the masks of this model; make it with mc.param_groups(model, ...), "
+            "the optimizer does not hold the masks of this model. Make it with mc.param_groups(model, ...), "
             "after the model has been loaded or moved."
         )
     return [held[id(m.real)] for m in masks]
 
 
 def _groups_by_parameter(optimizer: Optimizer) -> dict[int, dict[str, Any]]:
-    """The parameter group of every parameter, by its id."""
+    """Return the parameter group of every parameter, by the id of the parameter."""
     return {id(p): group for group in optimizer.param_groups for p in group["params"]}
 
 
 def _descend_(masks: ConnectivityMasks, before: Noted, group: dict[str, Any], rate: float) -> None:
-    """m~ <- clip(m~ - lr * dl/dm, 0, 1), in place."""
+    """Set m~ <- clip(m~ - lr * dl/dm, 0, 1), in place."""
     if before.grad is not None:
         rate *= masks.how.rate_after(masks.steps_taken)
         masks.real.add_(before.grad, alpha=rate if group.get("maximize") else -rate)

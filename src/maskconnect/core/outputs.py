@@ -1,4 +1,4 @@
-"""What the modules of a stack have returned in a forward pass, in the shapes that their readers need (section 3.2)."""
+"""The outputs of the modules in a forward pass, in the shapes that their readers need (section 3.2)."""
 
 from __future__ import annotations
 
@@ -8,61 +8,61 @@ from typing import Any, ClassVar
 
 from torch import Size, Tensor
 
-from maskconnect.core.align import align, leads_through
-from maskconnect.core.credit import Sampler
-from maskconnect.core.residual import Pair, combined, in_words, is_pair
+from maskconnect.core.align import align, aligns_via, can_align
+from maskconnect.core.credit import Candidate, Sampler
+from maskconnect.core.residual import Pair, combined, describe_output, is_pair
 from maskconnect.core.running import RunningSum
 from maskconnect.core.wiring import Layout
 from maskconnect.errors import ConnectivityError
 
 INPUT = -1
-"""The number that stands for the input of the stack."""
+"""The module number of the input of the stack."""
 
 Shapes = list[Size | None]
-"""The output shape of every module; None of what is not a tensor, and of nested tensors."""
+"""The output shape of every module; None for outputs that are not tensors, and for nested tensors."""
 
 
 @dataclass
 class Outputs:
     """The outputs of the modules that have run so far."""
 
-    by_fan_in: ClassVar[bool] = False  # whether what a reader gets depends on its fan-in, of other outputs than pairs
+    by_fan_in: ClassVar[bool] = False  # whether outputs that are not pairs depend on the fan-in of the reader
     layout: Layout
     user_align: Callable[[Tensor, Size], Tensor | None] | None
-    only_tensors: bool  # the built-in aggregations add, so they need tensors
-    known: Shapes | None  # from an earlier pass, for modules that this one does not run
+    only_tensors: bool  # built-in aggregations add, so they need tensors
+    known: Shapes | None  # from an earlier pass, for modules that do not run in this one
     pairs: bool = False  # whether modules return a residual and a shortcut
-    shared: frozenset[tuple[int, int]] = frozenset()  # modules that several readers of one fan-in read, and that fan-in
+    shared: frozenset[tuple[int, int]] = frozenset()  # (module, fan-in) that several targets read
     first: Any = None  # the input of the stack
-    sampler: Sampler = field(default_factory=Sampler)  # of what masks see
+    sampler: Sampler = field(default_factory=Sampler)  # for mask gradients
     running: RunningSum = field(default_factory=RunningSum)
-    found: list[Any] = field(default_factory=list)
+    found: list[Any] = field(default_factory=list)  # None for modules that did not run, and for what was dropped
+    sizes: Shapes = field(default_factory=list)  # their shapes, also of what was dropped
     joined: dict[tuple[int, int], Tensor] = field(default_factory=dict)  # pairs as one tensor, by module and fan-in
-    aligned: dict[Any, list[Tensor]] = field(default_factory=dict)  # each source in the other shapes asked for so far
+    aligned: dict[Any, list[Tensor]] = field(default_factory=dict)  # each source in other shapes
+    fitting: set[tuple[Size, Size]] = field(default_factory=set)  # shapes that can be aligned, found and wanted
 
     def append(self, y: Any) -> None:
-        """The next module returned y."""
+        """Add the output of the next module."""
         if self.pairs and not is_pair(y):
             raise ConnectivityError(
-                f"{self.layout.name(len(self.found))} returned {in_words(y)}; aggregation='residual' needs a pair of "
-                "tensors of one shape, (residual, shortcut). Wrap the module: mc.Residual(body, shortcut)."
+                f"{self.layout.name(len(self.found))} returned {describe_output(y)}; aggregation='residual' needs a "
+                "pair of tensors of one shape, (residual, shortcut). Wrap the module: mc.Residual(body, shortcut)."
             )
         self.found.append(y)
+        self.sizes.append(self._shape(y))
 
     def skip(self) -> None:
-        """The next module need not run."""
+        """Note that the next module does not run."""
         self.found.append(None)
+        self.sizes.append(None)
 
     def last(self) -> Any:
-        """What the last module returned."""
+        """Return the output of the last module."""
         return self.part(len(self.found) - 1, 1)
 
-    def shapes(self) -> Shapes:
-        """Of all outputs, once every module has run."""
-        return [self._shape(y) for y in self.found]
-
     def part(self, k: int, fan_in: int) -> Any:
-        """The output of module k, of a pair as a reader of this fan-in gets it."""
+        """Return the output of module k; a pair is joined for a reader with this fan-in."""
         if k == INPUT:
             return self.first
         if not self.pairs:
@@ -76,9 +76,9 @@ class Outputs:
         return made
 
     def all_before(self, target: int, *, with_input: bool = False) -> list[Tensor] | None:
-        """The sum of all modules before a target, of pairs part by part; None where outputs cannot be added so.
+        """Return the sum of all modules before a target, one sum per part of pairs; None if outputs cannot be added.
 
-        `with_input` adds the input of the stack; either all targets ask for it or none does.
+        `with_input` adds the input of the stack; it must be the same for all targets.
         """
         running = self.running
         if self.by_fan_in or self.user_align is not None:
@@ -89,18 +89,17 @@ class Outputs:
         running.count = target
         return running.parts if running.possible else None
 
-    def shortcut(self, k: int, like: int, target: int) -> Tensor:
-        """What module k passes on beside its residual, in the shape of module `like`'s."""
-        y: Tensor = self.found[k][1]
-        return y if y.shape == self._shape_of(like) else self._aligned((k, 0), y, k, like, target)
-
     def source(self, k: int, like: int, fan_in: int, target: int | None = None) -> Any:
-        """The output of module k in the shape of module `like`'s, for `target` (None: the output of the stack).
+        """Return the output of module k in the output shape of module `like`.
 
-        `fan_in` is that of the reader. k may be INPUT.
+        Args:
+            k: the source, or INPUT.
+            like: the module whose output shape is needed.
+            fan_in: the fan-in of the reader.
+            target: the reader, for errors; None for the output of the stack.
         """
-        shape = self._shape_of(like)
-        if self.pairs and self.user_align is not None and shape not in (None, self._shape_of(k)):
+        shape = self.shape_of(like)
+        if self.pairs and self.user_align is not None and shape not in (None, self.shape_of(k)):
             residual, shortcut = (self._aligned((k, i), y, k, like, target) for i, y in enumerate(self.found[k]))
             return combined(residual, shortcut, fan_in)
         y = self.part(k, fan_in)
@@ -110,16 +109,42 @@ class Outputs:
             return y
         return y if shape is None or y.shape == shape else self._aligned((k, fan_in), y, k, like, target)
 
+    def candidate(self, k: int, like: int, fan_in: int, target: int) -> Candidate:
+        """Return the output of module k for a mask gradient, and a key that is equal for equal outputs.
+
+        The arguments are those of `source`. The output is not aligned, unless only the user knows how. It is None if it
+        has been sampled before.
+        """
+        key = (k, fan_in) if self.pairs or self.by_fan_in else k
+        if not self._aligns_later(k, like, target):
+            return (key, self.shape_of(like)), self.source(k, like, fan_in, target)
+        return key, None if key in self.sampler.samples else self.part(k, fan_in)
+
+    def shortcut(self, k: int) -> Candidate:
+        """Return the shortcut of module k for a mask gradient, as `candidate` does; running sums can align it."""
+        return (k, 0), None if (k, 0) in self.sampler.samples else self.found[k][1]
+
+    def _aligns_later(self, k: int, like: int, target: int) -> bool:
+        """Return whether the output of module k can be aligned in the backward pass; an error if it never can."""
+        found, shape = self.shape_of(k), self.shape_of(like)
+        if found is None or shape is None or self.user_align is not None:
+            return False
+        if (found, shape) not in self.fitting:
+            if not can_align(found, shape):
+                raise self._misfit(found, shape, k, like, target)
+            self.fitting.add((found, shape))
+        return True
+
     def _aligned(self, key: tuple[int, int], y: Tensor, k: int, like: int, target: int | None) -> Tensor:
-        """y, which module k returned, in the shape of module `like`'s; `key` is where it is remembered."""
-        shape = self._shape_of(like)
+        """Return y, the output of module k, in the output shape of module `like`; it is remembered under `key`."""
+        shape = self.shape_of(like)
         assert shape is not None
         aligned = self.aligned.setdefault(key if self.pairs or self.by_fan_in else k, [])
         for x in aligned:
             if x.shape == shape:
                 return x
-        if aligned and self.user_align is None and leads_through(y.shape, aligned[-1].shape, shape):
-            through = align(aligned[-1], shape)  # the same numbers, and backward fewer of them
+        if aligned and self.user_align is None and aligns_via(y.shape, aligned[-1].shape, shape):
+            through = align(aligned.pop(), shape)  # the same values with a cheaper backward pass
             assert through is not None
             aligned.append(through)
         else:
@@ -127,45 +152,55 @@ class Outputs:
         return aligned[-1]
 
     def restarted(self, found: list[Any]) -> Outputs:
-        """The same pass with these outputs, and nothing made of them."""
-        sampler = Sampler(self.sampler.images)
-        return replace(self, found=found, joined={}, aligned={}, sampler=sampler, running=RunningSum())
+        """Return the same pass with these outputs, and nothing derived from them."""
+        sampler, sizes = Sampler(self.sampler.images), [self._shape(y) for y in found]
+        return replace(self, found=found, sizes=sizes, joined={}, aligned={}, sampler=sampler, running=RunningSum())
 
-    def drop_aligned(self, k: int) -> None:
-        """Forget what was made of module k for its readers."""
-        for key in list(self.aligned):
+    def drop(self, k: int, fan_in: int | None) -> None:
+        """Forget the output of module k, or its pair joined for readers with this fan-in."""
+        if fan_in is not None:
+            self.joined.pop((k, fan_in), None)
+            self.aligned.pop((k, fan_in), None)
+            return
+        self.found[k] = None
+        for key in [] if self.pairs else list(self.aligned):  # joined pairs have readers of their own
             if k == (key[0] if isinstance(key, tuple) else key):
                 del self.aligned[key]
 
     def _no_tensor(self, k: int, y: Any) -> ConnectivityError:
         if k == INPUT:
             return ConnectivityError(
-                f"the input of the stack is a {type(y).__name__}; this aggregation needs a tensor."
+                f"the input of the stack is a {type(y).__name__}; built-in aggregations need a tensor."
             )
         what = f"{self.layout.name(k)} returned a {type(y).__name__}; "
         if isinstance(y, Pair):
             return ConnectivityError(f"{what}use aggregation='residual' for pairs of a residual and a shortcut.")
         return ConnectivityError(f"{what}built-in aggregations need tensors. Pass aggregation=fn(sources, mask).")
 
-    def _shape_of(self, module: int) -> Size | None:
-        if self.found[module] is None and self.known is not None:
-            return self.known[module]
-        return self._shape(self.found[module])
+    def shape_of(self, module: int) -> Size | None:
+        """Return the output shape of a module; None if it is not a tensor."""
+        size = self.sizes[module]
+        return self.known[module] if size is None and self.known is not None else size
 
     def _shape(self, y: Any) -> Size | None:
         y = y[0] if self.pairs and y is not None else y
         return y.shape if isinstance(y, Tensor) and not y.is_nested else None
 
     def _align(self, y: Tensor, shape: Size, k: int, like: int, target: int | None) -> Tensor:
-        name = self.layout.name
-        found = "the input of the stack has" if k == INPUT else f"{name(k)} has output"
         x: Any = (self.user_align or align)(y, shape)
         if isinstance(x, Tensor) and x.shape == shape:
             return x
-        reader = "the output of the stack" if target is None else name(target)
-        returned = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        returned = str(tuple(x.shape)) if isinstance(x, Tensor) else type(x).__name__
         given = f" (the one given returned {returned})" if self.user_align else ""
-        raise ConnectivityError(
-            f"{found} shape {tuple(y.shape)} and cannot feed {reader}, which needs {tuple(shape)}, "
+        raise self._misfit(y.shape, shape, k, like, target, given)
+
+    def _misfit(
+        self, found: Size, shape: Size, k: int, like: int, target: int | None, given: str = ""
+    ) -> ConnectivityError:
+        name = self.layout.name
+        source = "the input of the stack has" if k == INPUT else f"{name(k)} has output"
+        reader = "the output of the stack" if target is None else name(target)
+        return ConnectivityError(
+            f"{source} shape {tuple(found)} and cannot feed {reader}, which needs {tuple(shape)}, "
             f"the output shape of {name(like)}. Pass align=fn(source, shape){given}."
         )

@@ -1,4 +1,4 @@
-"""The learning rate of the masks, and what schedulers do to it."""
+"""The learning rate of the masks, and how schedulers change it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 GIVEN = "given_rates"
-"""The key of the masks' parameter group under which `param_groups` notes (lr, mask_lr)."""
+"""The key in the parameter group of masks under which `param_groups` stores (lr, mask_lr)."""
 
 
 def mask_rate(optimizer: Optimizer, group: dict[str, Any], mask_lr: float | None) -> float:
-    """The present learning rate of the masks that `group` holds.
+    """Return the current learning rate of the masks in `group`.
 
-    Without `mask_lr` it is that of the group. With `mask_lr` the group also holds weights: the masks follow its
-    schedule, from a rate of their own.
+    Without `mask_lr`, this is the rate of the group. With `mask_lr`, the group also holds weights: masks then start
+    from `mask_lr` and follow the schedule of the group.
     """
     lr = float(group["lr"])
     if mask_lr is None:
@@ -26,15 +26,15 @@ def mask_rate(optimizer: Optimizer, group: dict[str, Any], mask_lr: float | None
 
 
 def is_empty_step(real: Tensor, rate: float) -> bool:
-    """Whether a step has neither a rate nor a gradient: torch.distributed.checkpoint sets up optimizers with one."""
+    """Return whether rate and gradient are zero, as when torch.distributed.checkpoint initializes an optimizer."""
     return rate == 0 and real.grad is not None and not real.grad.any()
 
 
 def warn_of_one_rate(optimizer: Optimizer, group: dict[str, Any]) -> None:
     """Warn if a scheduler has given the masks the learning rate of the weights.
 
-    OneCycleLR and CyclicLR set one rate for all groups unless they get a list. Other schedulers scale the rate that a
-    group has, its `initial_lr`.
+    OneCycleLR and CyclicLR set the same rate for all groups unless they get a list. Other schedulers scale the
+    `initial_lr` of each group.
     """
     lr, mask_lr = group.get(GIVEN, (None, None))
     weights = next((other for other in optimizer.param_groups if other is not group), group)
@@ -43,6 +43,6 @@ def warn_of_one_rate(optimizer: Optimizer, group: dict[str, Any]) -> None:
     if all(float(group[name]) == float(weights[name]) for name in ("lr", "initial_lr", "max_lr") if name in group):
         warnings.warn(
             f"a scheduler has replaced mask_lr={mask_lr:g} by {float(group['lr']):g}, the learning rate of the "
-            "weights; give it one rate per group, such as max_lr=[lr, mask_lr].",
+            "weights. Give the scheduler one rate per group, such as max_lr=[lr, mask_lr].",
             stacklevel=2,
         )

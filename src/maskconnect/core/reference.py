@@ -1,4 +1,4 @@
-"""The readable way to do it all, beside which every faster one is proven."""
+"""`mc.reference`: the reference implementation, against which every fast path is tested."""
 
 from __future__ import annotations
 
@@ -12,32 +12,38 @@ from torch import Tensor
 
 from maskconnect.errors import ConnectivityError
 
-_asked = [0]  # how many blocks are open, in any thread: a backward pass may run in another
+_open_blocks = [0]  # how many `with` blocks are open in all threads: a backward pass may run in another thread
 
 
 @contextmanager
 def reference() -> Iterator[None]:
-    """Inside, forward passes take the readable path: every module by itself, gradients by autograd alone.
+    """Use the reference implementation inside a `with` block: module by module, with gradients by autograd alone.
 
-    Slower, and equal up to rounding; for comparisons, and for gradients of gradients. With activation checkpointing the
-    backward pass belongs inside too, because it repeats forward passes.
+    It is slower than the default and equal up to rounding. Use it for comparisons, and for second-order gradients. With
+    activation checkpointing, put the backward pass inside the block too, because it repeats forward passes.
+
+    Example:
+        ```python
+        with mc.reference():
+            expected = model(x)
+        ```
     """
-    _asked[0] += 1
+    _open_blocks[0] += 1
     try:
         yield
     finally:
-        _asked[0] -= 1
+        _open_blocks[0] -= 1
 
 
 def is_reference() -> bool:
-    """Whether the readable path is asked for; a compiler cannot look."""
-    return not torch.compiler.is_compiling() and _asked[0] > 0
+    """Return whether the reference implementation is requested; never while a compiler traces."""
+    return not torch.compiler.is_compiling() and _open_blocks[0] > 0
 
 
 def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Let the backward of a function refuse to be differentiated itself, however that is tried.
+    """Decorate the backward of a function, so that differentiating it again raises an error.
 
-    (The decorator of torch refuses only where all gradients are asked for; else it leaves terms out without a word.)
+    torch's `once_differentiable` raises only if all gradients are requested; otherwise it silently drops terms.
     """
 
     @wraps(backward)
@@ -57,7 +63,7 @@ def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Refusing(torch.autograd.Function):
-    """The first `count` tensors, which depend on all the others, and cannot be differentiated."""
+    """Return the first `count` tensors, which depend on all others and cannot be differentiated."""
 
     @staticmethod
     def forward(ctx: Any, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -66,5 +72,5 @@ class _Refusing(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> NoReturn:
         raise ConnectivityError(
-            "gradients of gradients are not known to the fast path; run the forward pass inside `with mc.reference():`."
+            "the fast path does not support second-order gradients. Run the forward pass inside `with mc.reference():`."
         )

@@ -1,16 +1,17 @@
-"""What a budget adds to an update of masks: the worth of modules before a step, and the budget after it (D16)."""
+"""The part of a mask update that enforces a budget: worth of modules before a step, limit after it (D16)."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from maskconnect.core.learning import Blend, normalize_, shares
+from maskconnect.core.blend import Blend
 from maskconnect.core.masks import ConnectivityMasks
+from maskconnect.core.sampling import normalize_, shares
 
 
 def worth_of_modules(masks: ConnectivityMasks, grad_TS: Tensor) -> Tensor | None:
-    """What each module is worth to the loss; None without a budget, and where the top-K was read."""
+    """Return the worth of each module to the loss; None without a budget, or if the pass read the top-K."""
     how, budget = masks.how, masks.how.budget(masks)
     if budget is None or not isinstance(how, Blend) or not how.temperature_after(masks.steps_taken):
         return None
@@ -19,13 +20,13 @@ def worth_of_modules(masks: ConnectivityMasks, grad_TS: Tensor) -> Tensor | None
 
 
 def only_removes(masks: ConnectivityMasks) -> bool:
-    """Whether the modules in use say all of the wiring, so that the usual step of the masks would add noise only."""
+    """Return whether the used modules determine the wiring, so that the usual mask step would only add noise."""
     budget = masks.how.budget(masks)
-    return budget is not None and budget.alone
+    return budget is not None and budget.single_source
 
 
-def hold_budget_(masks: ConnectivityMasks, worth_M: Tensor | None, lr: float) -> None:
-    """Bring the real masks within the budget after this step, in place; nothing changes without one."""
+def apply_budget_(masks: ConnectivityMasks, worth_M: Tensor | None, lr: float) -> None:
+    """Bring the real masks within the budget of this step, in place; without a budget, do nothing."""
     how, budget = masks.how, masks.how.budget(masks)
     if budget is None or how.steps is None:
         return
@@ -33,7 +34,7 @@ def hold_budget_(masks: ConnectivityMasks, worth_M: Tensor | None, lr: float) ->
     normalize_(real_TS, masks.candidate_TS)
     share_TS = shares(real_TS, masks.candidate_TS, masks.fan_in_T, temperature=1.0)
     gain_M = torch.zeros_like(budget.cost_M) if worth_M is None else lr * worth_M
-    held_MM = budget.step(budget.matrix(share_TS), gain_M, budget.most_after(masks.steps_taken / how.steps))
+    held_MM = budget.step(budget.matrix(share_TS), gain_M, budget.limit_after(masks.steps_taken / how.steps))
     real_TS = budget.rows_like(held_MM, real_TS)
     normalize_(real_TS, masks.candidate_TS)
     masks.real.copy_(real_TS)

@@ -1,4 +1,4 @@
-"""The join of residual blocks: what they add is summed, what they pass on is averaged (D1).
+"""The join of residual blocks: residuals are summed, shortcuts are averaged (D1).
 
 A block returns a pair, its residual F_k(x_k) and its shortcut S_k(x_k). Target j reads
 
@@ -8,7 +8,7 @@ which is Eq. 1 followed by a ReLU, with a source that depends on the fan-in of i
 
     x_j = ReLU( sum_k m_jk y_k(K_j) ),    y_k(K) = F_k(x_k) + S_k(x_k) / K
 
-Readers of one fan-in share y_k. With K = 1 it is the usual residual block.
+Readers with the same fan-in share y_k. K = 1 gives the usual residual block.
 """
 
 from __future__ import annotations
@@ -33,16 +33,23 @@ class Pair(NamedTuple):
 
 
 class Residual(nn.Module):
-    """A residual block as `aggregation="residual"` needs it: it returns what it adds and what it passes on.
+    """A residual block for `aggregation="residual"`: it returns its residual and its shortcut as a pair.
 
-        mc.MaskedStack([mc.Residual(body) for body in bodies], fan_in=4, aggregation="residual")
-
-    A ReLU follows the join. Bodies that start with a norm or an activation want none: pass them to a stack with
+    A ReLU follows the join. Bodies that start with a norm or an activation need no ReLU: pass them to a stack with
     `aggregation="stream"`, without this wrapper.
 
     Args:
-        body: F, what the block adds to its input.
-        shortcut: S, what the block passes on: by default its input. Needed where `body` changes the shape.
+        body: F, the module that computes the residual.
+        shortcut: S, the module that computes the shortcut. None (default) passes the input on; give a module if `body`
+            changes the shape.
+
+    Raises:
+        ConfigError: if `body` or `shortcut` is not an `nn.Module`.
+
+    Example:
+        ```python
+        stack = mc.MaskedStack([mc.Residual(body) for body in bodies], fan_in=4, aggregation="residual")
+        ```
     """
 
     def __init__(self, body: nn.Module, shortcut: nn.Module | None = None) -> None:
@@ -54,33 +61,33 @@ class Residual(nn.Module):
         self.residual, self.shortcut = body, nn.Identity() if shortcut is None else shortcut
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Pair:
-        """F(x) and S(x); further arguments are for F."""
+        """Return F(x) and S(x); further arguments go to F."""
         before = version_of(x)
         residual = self.residual(x, *args, **kwargs)
         if version_of(x) != before:
             raise ConnectivityError(
                 "the body of an mc.Residual changed its input in place, which its shortcut reads too; use "
-                "inplace=False in its first layer."
+                "inplace=False in the first layer of the body."
             )
         return Pair(residual, self.shortcut(x))
 
 
 def version_of(x: Any) -> int:
-    """A number that grows with every change in place; 0 where nobody counts (inference mode, a compiler)."""
+    """Return a number that grows with every change in place; 0 if torch does not count (inference mode, compiler)."""
     counted = isinstance(x, Tensor) and not torch.compiler.is_compiling() and not x.is_inference()
     return x._version if counted else 0
 
 
 def is_pair(y: Any) -> bool:
-    """Whether a block returned a residual and a shortcut of one shape."""
+    """Return whether y is a residual and a shortcut of the same shape."""
     if not isinstance(y, tuple) or len(y) != 2 or not all(isinstance(part, Tensor) for part in y):
         return False
     nested = y[0].is_nested, y[1].is_nested
     return all(nested) or (not any(nested) and y[0].shape == y[1].shape)
 
 
-def in_words(y: Any) -> str:
-    """The output of a block that is not a pair, for an error."""
+def describe_output(y: Any) -> str:
+    """Describe the output of a block that is not a pair, for an error message."""
     if not isinstance(y, tuple):
         return f"an output of type {type(y).__name__}"
     shapes = [tuple(part.shape) if isinstance(part, Tensor) and not part.is_nested else "?" for part in y]
@@ -88,12 +95,12 @@ def in_words(y: Any) -> str:
 
 
 def combined(residual: Tensor, shortcut: Tensor, fan_in: int) -> Tensor:
-    """y_k(K): the residual and a K-th of the shortcut."""
+    """Return y_k(K), the residual plus 1/K of the shortcut."""
     return residual + shortcut if fan_in == 1 else torch.add(residual, shortcut, alpha=1 / fan_in)
 
 
 def mean_fan_in_of_readers(candidates: Sources, fan_in: Sequence[int]) -> list[float]:
-    """For each module the mean K of the targets that may read it; 1 where none may."""
+    """Return the mean K of the targets that may read each module; 1 for modules that none may read."""
     first = len(candidates) - len(fan_in)
     readers: list[list[int]] = [[] for _ in candidates]
     for target, count in enumerate(fan_in, start=first):

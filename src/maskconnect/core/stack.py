@@ -1,7 +1,7 @@
-"""A stack of any modules, each reading the modules that its mask makes active (sections 3.1 and 3.2).
+"""A stack of any modules, in which each module reads the modules that its mask makes active (sections 3.1 and 3.2).
 
-The input of the stack feeds the first module (layered: every branch of the first layer); its output is the
-last module's (layered: the aggregate of all branches of the last layer).
+The input of the stack feeds the first module (layered: every branch of the first layer). The output of the stack is
+that of the last module (layered: the aggregate of all branches of the last layer).
 """
 
 from __future__ import annotations
@@ -28,51 +28,69 @@ from maskconnect.core.checks import (
 )
 from maskconnect.core.compiled import CompiledInputs, compiled_inputs, compiles_whole
 from maskconnect.core.inputs import Inputs
+from maskconnect.core.lifetimes import last_uses
 from maskconnect.core.masks import ConnectivityMasks
 from maskconnect.core.outputs import Outputs, Shapes
 from maskconnect.core.replay import InFlight, backward_pass
 from maskconnect.core.targets import Reading
 
-MOST_SHAPES = 64
-"""For how many shapes of its input a stack remembers the output shapes of its modules."""
+MAX_SHAPES = 64
+"""The number of input shapes for which a stack remembers the output shapes of its modules."""
 
 
 class MaskedStack(nn.Module):
-    """Learn which of `modules` feed which others.
+    """A stack of modules that learns which of them feed which others.
+
+    Train it with `mc.param_groups` and `mc.attach`, fix the wiring with `mc.freeze`, and remove unused modules with
+    `mc.prune`. In train mode masks are drawn or blended; in eval mode every target reads its top-K.
 
     Args:
-        modules: a list (each module may read every earlier one, as in ResNet) or a list of lists (each branch
-            may read the branches of the layer before, as in ResNeXt).
-        fan_in: K, the number of sources of each target, or one number a target. Not needed where `connectivity`
-            says it: prev, full, an explicit wiring.
-        wiring: the candidate sources of each module, where not all may be read: `[[], [0], [0, 1]]`; layered,
-            branches of the layer before: `[[[], []], [[0], [0, 1]]]`.
-        connectivity: "learned", or fixed: "prev" (the module before), "full" (all candidates), "random"
-            (K of them, seeded), or an explicit wiring in the form of `wiring`, such as `mc.wiring_of` returns.
-        aggregation: how the sources of a target are joined:
-            "mean", or "sum";
-            "residual": modules return a pair (residual, shortcut), as `mc.Residual` does; residuals are summed,
-            shortcuts averaged, and a ReLU follows;
-            "stream": modules return what they add to a stream that starts as the input of the stack. A target reads
-            that input and what its sources added; the output is the input and all that was added (lists only);
-            "scaled": a learned factor per connection, first 1/K (the output of layers is a mean);
-            or a callable `fn(sources, mask) -> x`, differentiable in the mask, in which a source of mask 0 adds
-            nothing. While learning it gets all candidates and a mask of zeros and ones (blended: of shares); otherwise
-            only the active ones and a mask of ones.
-        align: `fn(source, shape) -> tensor`, where outputs differ in shape in a way that subsampling and
-            zero-padded channels do not handle. `shape` is the output shape of the module just before the target.
-            "nhwc" does the same for outputs whose channels are the last axis.
-        mask_init: where the real masks start: "uniform", or how much less likely each candidate is than the next nearer
-            one (layered: than the branch before it, counted from the own index): 0.1 is a tenth, and 0.01 draws almost
-            nothing but the nearest K.
-        use_all: whether every module is to be read by another (layered: by one of the next layer), in every draw, at
-            the freeze, and with random connectivity. Where draws leave one out, the connections that are least likely
-            make room.
-        seed: of the draws and of random connectivity. Stacks of one size and one seed draw alike: give each its own.
+        modules: a list of modules, in which each may read all earlier ones, as in ResNet; or a list of lists (layers of
+            branches), in which each branch may read the branches of the layer before, as in ResNeXt.
+        fan_in: K, the number of sources per target, or one number per target. Required for "learned" and "random"
+            connectivity; otherwise the wiring determines it.
+        wiring: the candidate sources of each module, such as `[[], [0], [0, 1]]`; layered, branches of the layer
+            before, such as `[[[], []], [[0], [0, 1]]]`. None (default) allows every possible source.
+        connectivity: "learned" (default), or a fixed wiring: "prev" (the module before), "full" (all candidates),
+            "random" (K random candidates, depending on `seed`), or an explicit wiring in the form of `wiring`, such as
+            `mc.wiring_of` returns.
+        aggregation: how the sources of a target are joined.
+
+            - "mean" (default) or "sum".
+            - "residual": modules return a pair (residual, shortcut), as `mc.Residual` does. Residuals are summed,
+              shortcuts are averaged, and a ReLU follows.
+            - "stream": modules return what they add to a stream that starts with the input of the stack. A target reads
+              that input plus what its sources added. The output is the input plus all additions. Not for layers.
+            - "scaled": each connection has a learned factor, initially 1/K. The output of layers is a mean.
+            - a callable `fn(sources, mask) -> x` that is differentiable in the mask, and to which a source with mask 0
+              contributes nothing. While masks learn, it gets all candidates and a mask of zeros and ones (blended:
+              shares). Otherwise it gets the active sources and a mask of ones.
+        align: `fn(source, shape) -> tensor` that brings a source into the output shape of the module just before the
+            target. None (default) subsamples positions and pads channels with zeros; "nhwc" does the same for outputs
+            whose channels are the last axis.
+        mask_init: the initial real masks: "uniform" (default), or a number in (0, 1] that says how likely each
+            candidate is relative to the next nearer one. 0.1 means a tenth; with 0.01 almost only the nearest K sources
+            are drawn. In layers, the nearest branch is the one with the same index, followed by the next indices.
+        use_all: whether another module must read each module (layered: a branch of the next layer), in every draw, when
+            masks are frozen, and with random connectivity. The least likely connections make room. False by default.
+        seed: the seed of draws and of random connectivity, 0 by default. Stacks of the same size and seed draw the same
+            masks, so give each stack its own seed.
+
+    Raises:
+        ConfigError: if an argument is invalid.
+        ConnectivityError: if a wiring does not fit the modules.
+
+    Example:
+        ```python
+        blocks = [nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(8)]
+        model = nn.Sequential(mc.MaskedStack(blocks, fan_in=2), nn.Linear(16, 10))
+        optimizer = torch.optim.SGD(mc.param_groups(model, lr=0.1, mask_lr=0.03))
+        mc.attach(optimizer, model, mc.Blend(steps=1000))
+        ```
     """
 
-    runs_its_modules = True  # and so can leave some out
-    aggregations: Sequence[str] = AGGREGATIONS  # by name
+    runs_its_modules = True  # and can therefore skip some of them
+    aggregations: Sequence[str] = AGGREGATIONS
 
     def __init__(
         self,
@@ -107,7 +125,7 @@ class MaskedStack(nn.Module):
         if aggregation == "scaled":
             self.scales = nn.Parameter(self.masks.real.new_ones(self.masks.real.shape) / self.masks.fan_in[:, None])
         self._in_flight, self._growth = InFlight(), GrowthWatch()
-        self._shapes: dict[Any, Shapes] = {}  # the output shapes of all modules, by those of the stack's input
+        self._shapes: dict[Any, Shapes] = {}  # output shapes of all modules, by input shapes of the stack
 
     @property
     def learning(self) -> bool:
@@ -115,14 +133,23 @@ class MaskedStack(nn.Module):
         return self.training and not self.masks.is_frozen
 
     def wiring(self) -> list[Any]:
-        """What every module reads now, as plain data: the frozen masks, or the top-K while they are learned."""
-        return self.layout.to_plain(self.masks.settled().sources)
+        """Return what every module reads now, as plain data: the frozen masks, or the top-K while masks are learned."""
+        return self.layout.to_plain(self.masks.current_wiring().sources)
 
     def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run the modules in order, each on the aggregate of its active sources; extra arguments go to all.
+        """Run the modules in order, each on the aggregate of its active sources.
 
-        While masks are learned every module runs, because the gradient of the masks needs the output of every
-        candidate; one that nothing reads runs without a graph. Afterwards only modules that can reach the output run.
+        While masks are learned, every module runs, because the mask gradient needs the outputs of all candidates;
+        modules that nothing reads run without a graph. Once masks are frozen, only modules that can reach the output
+        run.
+
+        Args:
+            x: the input of the stack.
+            args: further arguments, passed to every module.
+            kwargs: further keyword arguments, passed to every module.
+
+        Returns:
+            The output of the last module; layered, the aggregate of all branches of the last layer.
         """
         inputs, modules = self.begin(), self.flat()
         alive = inputs.masks.alive
@@ -132,11 +159,12 @@ class MaskedStack(nn.Module):
         key = self.shape_key(inputs, (x, args, kwargs))
         known = self._shapes.get(key)
         outputs = inputs.outputs(x, self.align, known)
+        last = {} if torch.compiler.is_compiling() else last_uses(inputs, outputs)
         for layer, members in enumerate(self.layout.layers):
             together = inputs.layer(layer, outputs)
             for number in members:
                 module = modules[number]
-                if not inputs.runs(number) and (inputs.by_layer or known is not None):  # else its shape is needed
+                if not inputs.runs(number) and (inputs.by_layer or known is not None):  # otherwise its shape is needed
                     outputs.skip()
                     continue
                 alone = not inputs.by_layer and number not in together
@@ -146,22 +174,25 @@ class MaskedStack(nn.Module):
                         read = inputs.first(x, number)
                     else:
                         read = together[number] if number in together else inputs.one(number, reading)
+                    reading = Reading()  # holds no sources while the module runs
+                    for part in last.get(number, ()):
+                        outputs.drop(*part)
                     if number == len(modules) - 1:
                         read = self.reaching_idle_parameters(read, alive)
                     outputs.append(module(read, *args, **kwargs))
         if key is not None and known is None and not all(alive):
-            if len(self._shapes) >= MOST_SHAPES:
+            if len(self._shapes) >= MAX_SHAPES:
                 self._shapes.clear()
-            self._shapes[key] = outputs.shapes()
+            self._shapes[key] = outputs.sizes
         return self.end(inputs, inputs.output(outputs), outputs)
 
     def begin(self) -> Inputs:
-        """Begin a forward pass: draw masks, or take those that hold."""
+        """Begin a forward pass: draw masks, or take the current ones."""
         if compiles_whole(self):
             return compiled_inputs(self)
         learning = self.learning
         if not learning:
-            masks = self.masks.settled()
+            masks = self.masks.current_wiring()
         else:
             masks = self.masks.draw() if backward_pass() is None else self._in_flight.recall()
         return Inputs(
@@ -177,7 +208,7 @@ class MaskedStack(nn.Module):
         )
 
     def end(self, inputs: Inputs, output: Any, outputs: Outputs | None = None) -> Any:
-        """End a forward pass: remember its masks, and check that activations do not grow without bound."""
+        """End a forward pass: remember its masks, and check the growth of activations."""
         if isinstance(inputs, CompiledInputs):
             return output
         if inputs.learning and backward_pass() is None:
@@ -188,7 +219,7 @@ class MaskedStack(nn.Module):
         return output
 
     def shape_key(self, inputs: Inputs, given: Any) -> tuple[Any, ...] | None:
-        """What the output shapes depend on, where they can be looked up: not while learning, when every module runs."""
+        """Return the key under which output shapes are remembered; None if they are not, as while masks learn."""
         leaves = tree_leaves(given)
         nested = any(isinstance(leaf, Tensor) and leaf.is_nested for leaf in leaves)
         if inputs.learning or nested or torch.compiler.is_compiling():
@@ -197,10 +228,10 @@ class MaskedStack(nn.Module):
         return key if all(isinstance(leaf, Hashable) for leaf in key) else None
 
     def reaching_idle_parameters(self, x: Any, alive: Sequence[bool]) -> Any:
-        """x, through which parameters that do not matter in this pass get a gradient of zero, not None (D14).
+        """Return x with a link to unused parameters, so that their gradient is zero instead of None (D14).
 
-        Those are the weights of modules that nothing reads, and frozen masks: who waits for all gradients, as
-        DistributedDataParallel does, need not know.
+        Unused are the weights of modules that nothing reads, and frozen masks. DistributedDataParallel waits for the
+        gradients of all parameters.
         """
         if not torch.is_grad_enabled():
             return x
@@ -214,38 +245,38 @@ class MaskedStack(nn.Module):
         return x
 
     def described_aggregation(self) -> str:
-        """Its name, or "own" where it is the user's."""
+        """Return the name of the aggregation; "own" for a callable of the user."""
         return self.aggregation if isinstance(self.aggregation, str) else "own"
 
     def unread_weights(self) -> int:
-        """How many weights of modules that stay belong to connections that are left out, as in a dense block."""
+        """Return how many weights of used modules belong to unused connections, as in a dense block."""
         return 0
 
     def flat(self) -> list[nn.Module]:
-        """All modules, in the order in which they run."""
+        """Return all modules in the order in which they run."""
         if not self.layout.layered:
             return list(self.blocks)
         return [branch for layer in self.blocks for branch in cast(nn.ModuleList, layer)]
 
     def places(self) -> list[tuple[nn.Module, str]]:
-        """Where each module is registered: in which other module, under which name."""
+        """Return the parent module and the name under which each module is registered."""
         lists = cast(list[nn.Module], list(self.blocks) if self.layout.layered else [self.blocks])
         return [(modules, name) for modules in lists for name in modules._modules]
 
     def extra_repr(self) -> str:
-        """What `print(model)` says of the stack."""
+        """Return what `print(model)` shows about the stack."""
         return f"aggregation={getattr(self.aggregation, '__name__', self.aggregation)}"
 
 
 @contextmanager
 def without_trace(module: nn.Module, *, probing: bool) -> Iterator[None]:
-    """Run a module that nothing reads: without a graph and, where only its shape is asked for, in eval mode."""
+    """Run a module that nothing reads without a graph; with `probing`, for its shape only, also in eval mode."""
     training = [part for part in module.modules() if part.training] if probing else []
     devices = [p.device for p in module.parameters() if p.is_cuda][:1]
     fork = torch.random.fork_rng(devices) if probing and not torch.compiler.is_compiling() else nullcontext()
     try:
         for part in training:
-            part.training = False  # no dropout is drawn, no statistics move
+            part.training = False  # so that dropout draws nothing and statistics stay
         with torch.no_grad(), fork:
             yield
     finally:

@@ -1,7 +1,7 @@
-"""Who may feed whom, and who does (section 3.2 of the paper).
+"""Candidate connections and wirings (section 3.2 of the paper).
 
-Modules carry one flat number each, in the order in which they run. As plain data, which goes to JSON and
-back, a wiring says what each module reads:
+Modules have flat numbers in the order in which they run. As plain data, which fits into JSON, a wiring lists the
+sources of each module:
     a chain   [[], [0], [0, 1]]                    module 2 reads modules 0 and 1
     layered   [[[], []], [[0], [0, 1]]]            branch 1 of layer 1 reads branches 0 and 1 of layer 0
 The modules that read the input of the stack (the first one, or the first layer) read nothing else.
@@ -24,13 +24,13 @@ Sources = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Layout:
-    """How many modules stand in each layer; a chain is a layout with one module a layer."""
+    """The number of modules per layer; a chain has one module per layer."""
 
     sizes: tuple[int, ...]
     layered: bool
-    all_out: bool = False  # whether the output reads every module; else the last layer alone
+    all_out: bool = False  # whether the output reads every module, or only the last layer
     layers: tuple[range, ...] = field(init=False)  # the flat numbers of the modules of each layer
-    places: tuple[tuple[int, int], ...] = field(init=False)  # the layer of each module, and its branch there
+    places: tuple[tuple[int, int], ...] = field(init=False)  # the layer and the branch of each module
 
     def __post_init__(self) -> None:
         ends = accumulate(self.sizes)
@@ -46,22 +46,22 @@ class Layout:
 
     @property
     def targets(self) -> range:
-        """The modules that read other modules: all but the first layer."""
+        """The modules that read other modules: all except for the first layer."""
         return range(self.sizes[0], sum(self.sizes))
 
     def name(self, module: int) -> str:
-        """What a person calls this module."""
+        """Return the name of a module for messages."""
         layer, branch = self.places[module]
         return f"branch {branch} of layer {layer}" if self.layered else f"module {module}"
 
     def before(self, target: int) -> int:
-        """The module just before a target, whose output shape the target's sources are aligned to."""
+        """Return the module just before a target; sources of the target are aligned to its output shape."""
         layer, branch = self.places[target]
         above = self.layers[layer - 1]
         return above[branch % len(above)]
 
     def candidates(self) -> Sources:
-        """All that may feed each module: every earlier one (chain) or all of the layer before (layered)."""
+        """Return all possible sources of each module: all earlier modules, or layered, all of the layer before."""
         rows: list[tuple[int, ...]] = []
         for layer, members in enumerate(self.layers):
             first = 0 if not self.layered or layer == 0 else self.layers[layer - 1].start
@@ -69,7 +69,7 @@ class Layout:
         return tuple(rows)
 
     def preferred(self, target: int, source: int) -> int:
-        """Ties in the top-K go to the smallest of these: the nearest source; layered, the own branch, then cyclic."""
+        """Return the rank of a source for ties in the top-K: nearest first; layered, the same branch, then cyclic."""
         if not self.layered:
             return target - source
         layer, branch = self.places[target]
@@ -77,12 +77,12 @@ class Layout:
         return (source - above.start - branch) % len(above)
 
     def prev(self) -> Sources:
-        """Fixed-Prev: each module reads the one just before it; layered, the same branch of the layer before."""
+        """Return Fixed-Prev: each module reads the one before; layered, the same branch of the layer before."""
         first = self.targets.start
         return ((),) * first + tuple((self.before(target),) for target in self.targets)
 
     def to_plain(self, sources: Sources) -> list[Any]:
-        """The wiring as plain data."""
+        """Return a wiring as plain data."""
         if not self.layered:
             return [list(row) for row in sources]
         starts = [0, *(members.start for members in self.layers)]
@@ -92,7 +92,7 @@ class Layout:
         ]
 
     def from_plain(self, plain: object, *, what: str) -> Sources:
-        """Read a wiring from plain data; `what` is the argument it came in, for the error."""
+        """Read a wiring from plain data; `what` is the name of the argument, for errors."""
         allowed = self.candidates()
         rows = self.rows(plain, what)
         found: list[tuple[int, ...]] = []
@@ -103,20 +103,20 @@ class Layout:
             for k in sources:
                 if k not in allowed[module]:
                     raise ConnectivityError(
-                        f"{what}: {self.name(module)} lists source {k - offset}; {self._may(module)}."
+                        f"{what}: {self.name(module)} lists source {k - offset}; {self._allowed(module)}."
                     )
             if len(set(sources)) < len(sources):
                 raise ConnectivityError(f"{what}: {self.name(module)} lists a source twice: {list(row)}.")
             if not sources and module in self.targets:
-                raise ConnectivityError(f"{what}: {self.name(module)} has no source; {self._may(module)}.")
+                raise ConnectivityError(f"{what}: {self.name(module)} has no source; {self._allowed(module)}.")
             found.append(tuple(sorted(sources)))
         return tuple(found)
 
     def rows(self, plain: object, what: str) -> list[Sequence[object]]:
-        """Plain data as one list of sources a module, with as many as there are modules."""
+        """Return plain data as one list of sources per module."""
         if isinstance(plain, dict):
             raise ConnectivityError(
-                f"{what} is a dict, of several stacks perhaps; give the wiring of one: {list(plain)}."
+                f"{what} is a dict with the keys {list(plain)}; give the wiring of one stack, a list."
             )
         outer = _sequence(plain, what)
         if len(outer) != len(self.sizes):
@@ -128,12 +128,12 @@ class Layout:
         for layer, (members, size) in enumerate(zip(outer, self.sizes, strict=True)):
             branches = _sequence(members, what)
             if len(branches) != size:
-                raise ConnectivityError(f"{what}: layer {layer} has {len(branches)} rows and {size} branches.")
+                raise ConnectivityError(f"{what}: layer {layer} has {len(branches)} rows; it has {size} branches.")
             rows += [_sequence(branch, what) for branch in branches]
         return rows
 
-    def _may(self, module: int) -> str:
-        """What a module may read, in words."""
+    def _allowed(self, module: int) -> str:
+        """Say what a module may read."""
         if module not in self.targets:
             return "it reads the input of the stack and nothing else"
         if not self.layered:
@@ -143,7 +143,7 @@ class Layout:
 
 
 def random_sources(candidates: Sources, fan_in: Sequence[int], seed: int) -> Sources:
-    """Fixed-Random: for each target as many of its candidates as its fan-in says, drawn uniformly."""
+    """Return the wiring Fixed-Random: for each target, K of its candidates, drawn uniformly."""
     chooser = random.Random(seed)
     first = len(candidates) - len(fan_in)
     rows = zip(candidates[first:], fan_in, strict=True)
@@ -151,11 +151,16 @@ def random_sources(candidates: Sources, fan_in: Sequence[int], seed: int) -> Sou
 
 
 def cover(sources: Sources, candidates: Sources, layout: Layout, score: Callable[[int, int], float]) -> Sources:
-    """Swap sources until every module is read that can be; of all swaps for a module, the one that costs least score.
+    """Swap sources until every module is read, if possible; each swap is the one that loses least score.
 
-    Modules are looked at from the last to the first, so a target may give up an earlier one, whose turn is still to
-    come; rather, though, one that another target reads too. Where no single swap is left, a chain of swaps is looked
-    for. `score(target, source)` says what a connection is worth.
+    Modules are visited from last to first, so a target may give up an earlier module, which is visited later. Modules
+    that another target also reads are given up first. If no single swap is possible, a chain of swaps is searched.
+
+    Args:
+        sources: the wiring to start from.
+        candidates: the candidate sources of each module.
+        layout: the layout of the stack.
+        score: `score(target, source)`, the value of a connection.
     """
     active = [set(row) for row in sources]
     readers = Counter(k for row in active for k in row)
@@ -166,7 +171,7 @@ def cover(sources: Sources, candidates: Sources, layout: Layout, score: Callable
         readers[old] -= 1
 
     def place(new: int, tried: set[int]) -> bool:
-        """Have `new` read by a target that gives up what another target can take over (an augmenting path)."""
+        """Let a target read `new` and give up a source that another target takes over (an augmenting path)."""
         for target in layout.targets:
             if new not in candidates[target] or target in tried:
                 continue
@@ -198,7 +203,7 @@ def cover(sources: Sources, candidates: Sources, layout: Layout, score: Callable
 
 
 def random_wiring(layout: Layout, candidates: Sources, fan_in: Sequence[int], seed: int, *, use_all: bool) -> Sources:
-    """Fixed-Random, in which every module is read if `use_all` asks for that."""
+    """Return the wiring Fixed-Random; with `use_all`, every module is read."""
     sources = random_sources(candidates, fan_in, seed)
     if not use_all:
         return sources
@@ -207,7 +212,7 @@ def random_wiring(layout: Layout, candidates: Sources, fan_in: Sequence[int], se
 
 
 def reaching_output(sources: Sources, outputs: Sequence[int]) -> tuple[bool, ...]:
-    """Which modules can reach the output, directly or through others (transitively: D10)."""
+    """Return which modules reach the output, directly or through other modules (D10)."""
     reaches = [False] * len(sources)
     for module in outputs:
         reaches[module] = True
@@ -220,5 +225,5 @@ def reaching_output(sources: Sources, outputs: Sequence[int]) -> tuple[bool, ...
 
 def _sequence(value: object, what: str) -> Sequence[object]:
     if not isinstance(value, Sequence) or isinstance(value, str):
-        raise ConnectivityError(f"{what} holds {shown(value)} where a list of sources was needed.")
+        raise ConnectivityError(f"{what} holds {shown(value)}; a wiring has a list of sources per module.")
     return value

@@ -1,4 +1,4 @@
-"""Data sets: read, split, augmented, in batches."""
+"""Data sets: reading, splitting, augmentation and batches."""
 
 from maskconnect.data.augment import Augmentation
 from maskconnect.data.batches import Batches, in_memory, mean_of

@@ -1,4 +1,4 @@
-"""Archives and gzip files of data sets, of which no more is unpacked than a set can have."""
+"""Unpack archives and gzip files of data sets, up to a size limit."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from pathlib import Path
 from maskconnect.errors import DataError, MaskConnectError, cut
 
 MOST = 512 << 20
-"""How many bytes an archive may unpack to; CIFAR takes 187 million."""
+"""The largest unpacked size of an archive in bytes; CIFAR has 187 million."""
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack an archive, of which nothing may come to lie outside of the folder."""
+    """Unpack an archive into a folder; members outside of the folder are an error."""
     if not hasattr(tarfile, "data_filter"):
-        raise MaskConnectError("to unpack archives safely needs Python 3.11.4 or newer; unpack it by hand.")
+        raise MaskConnectError(
+            "this Python cannot unpack archives safely; use Python 3.11.4 or newer, or unpack the archive by hand."
+        )
     with opened(archive) as (opened_archive, members):
         for member in members:
             opened_archive.extract(member, folder, filter="data")
 
 
 def unzipped(path: Path, most: int) -> bytes:
-    """The content of a gzip file, which may have no more than `most` bytes."""
+    """Return the content of a gzip file, at most `most` bytes."""
     with gzip.open(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
@@ -36,21 +38,27 @@ def unzipped(path: Path, most: int) -> bytes:
 
 @contextmanager
 def opened(path: Path) -> Iterator[tuple[tarfile.TarFile, Iterator[tarfile.TarInfo]]]:
-    """A .tar.gz and its members, which are files and folders, and which unpack to no more than MOST bytes."""
+    """Open a .tar.gz and yield its members: files and folders that unpack to at most MOST bytes."""
     try:
         with gzip.open(path) as zipped, tarfile.open(fileobj=_Limited(zipped, path), mode="r:") as archive:
             yield archive, _members(archive, path)
     except tarfile.FilterError as error:
-        raise DataError(f"{path.name} is refused, for it would write outside of its folder: {error}.") from None
+        raise DataError(
+            f"{path.name} would write outside of its folder: {error}. Download it again from the official site."
+        ) from None
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{path} is damaged or cut short ({error or type(error).__name__}); get it again.") from None
+        raise DataError(
+            f"{path} is damaged or truncated ({error or type(error).__name__}); download it again."
+        ) from None
 
 
 def _members(archive: tarfile.TarFile, path: Path) -> Iterator[tarfile.TarInfo]:
     total = 0
     for member in archive:
         if not (member.isreg() or member.isdir()) or member.issparse():
-            raise DataError(f"{path} holds {cut(member.name)}, which is neither a file nor a folder; get it again.")
+            raise DataError(
+                f"{path} holds {cut(member.name)}, which is neither a file nor a folder; download it again."
+            )
         total += member.size
         if total > MOST:
             raise _too_much(path, MOST)
@@ -58,7 +66,7 @@ def _members(archive: tarfile.TarFile, path: Path) -> Iterator[tarfile.TarInfo]:
 
 
 class _Limited(io.RawIOBase):
-    """What is in a gzip file, up to the limit; nothing beyond it is unpacked."""
+    """The content of a gzip file up to the limit; nothing beyond it is unpacked."""
 
     def __init__(self, file: gzip.GzipFile, path: Path) -> None:
         self.file, self.path = file, path
@@ -81,4 +89,4 @@ class _Limited(io.RawIOBase):
 
 
 def _too_much(path: Path, most: int) -> DataError:
-    return DataError(f"{path} unpacks to more than {most:,} bytes, which this set has not; get it again.")
+    return DataError(f"{path} unpacks to more than {most:,} bytes, the limit for this set; download it again.")

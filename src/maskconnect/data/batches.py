@@ -1,7 +1,7 @@
-"""Batches of a set, epoch by epoch: the same whatever the number of workers and ranks, and from wherever one starts.
+"""Batches of a set, epoch by epoch. They do not depend on the number of workers and ranks, or on where a run resumes.
 
-Images in memory are augmented a batch at a time, on the device that they are on. Images in files are decoded and cut in
-worker processes; what is left is done with the batch, likewise.
+Images in memory are augmented one batch at a time, on their device. Images in files are decoded and cropped in worker
+processes; the rest of the augmentation is the same.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from maskconnect.errors import ConfigError, DataError, LostWorkerError, integer
 
 @dataclass(kw_only=True)
 class Batches:
-    """A set, cut into batches.
+    """A set, divided into batches.
 
         for x, y in Batches(images=train, plan=plan, size=128, mean=mean, training=True).epoch(3): ...
 
@@ -54,24 +54,27 @@ class Batches:
 
     def __post_init__(self) -> None:
         if integer("ranks", self.ranks) < 1 or not 0 <= integer("rank", self.rank) < self.ranks:
-            raise ConfigError(f"rank is {self.rank} of {self.ranks}; it must be 0 or more, and less than the ranks.")
+            raise ConfigError(f"rank is {self.rank} of {self.ranks} ranks; it must be from 0 to {self.ranks - 1}.")
         if integer("batch size", self.size) < 1 or self.size % self.ranks:
-            raise ConfigError(f"the batch size is {self.size}; it must be a multiple of the {self.ranks} ranks.")
+            raise ConfigError(
+                f"the batch size is {self.size}; it must be a multiple of the number of ranks, {self.ranks}."
+            )
         rest = len(self.images) % self.size
         if self.training and 0 < rest < self.ranks:
             raise ConfigError(
-                f"the last batch of an epoch would have {rest} images for {self.ranks} ranks; take another batch size."
+                f"the last batch of an epoch has {rest} images for {self.ranks} ranks; each needs at least 1. Change "
+                "the batch size."
             )
         cuts = self.plan.area or self.plan.shorter if self.training else self.plan.test_shorter
         if isinstance(self.images, Files) and cuts is None:
             needed = "augmentation.area or augmentation.shorter" if self.training else "augmentation.test_shorter"
             raise ConfigError(
-                f"images in files are of any size, and nothing says how to cut them: set {needed} in the recipe; "
-                'augmentation.mean="pixel" reads images of one size into memory instead.'
+                f"images in files can have any size, so the recipe must say how to crop them. Set {needed}, or "
+                'augmentation.mean="pixel" to read images of equal size into memory.'
             )
         if isinstance(self.images, Arrays) and (self.plan.area or self.plan.shorter):
             raise ConfigError(
-                "area and shorter are for images in files; those in memory are padded and cropped as they are."
+                "area or shorter is set, but images are in memory; these fields are for images in files. Remove them."
             )
         self.mean = self.mean.to(self.device)
         if isinstance(self.images, Arrays):
@@ -80,17 +83,17 @@ class Batches:
             )
 
     def __len__(self) -> int:
-        """How many batches an epoch has."""
+        """Return the number of batches per epoch."""
         return -(-len(self.images) // self.size)
 
     def images_of(self, batch: int) -> int:
-        """How many images a batch has, on all ranks together."""
+        """Return the number of images in a batch, on all ranks together."""
         return min(self.size, len(self.images) - batch * self.size)
 
     def epoch(self, number: int, *, first: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches of an epoch from the one numbered `first` on: images and labels."""
+        """Yield images and labels of the batches of an epoch, starting from batch `first`."""
         if integer("first", first) < 0:
-            raise ConfigError(f"first is {first}; batches are numbered from 0 on.")
+            raise ConfigError(f"first is {first}; it must be 0 or more.")
         order = np.arange(len(self.images))
         if self.training:
             order = randomness.order(self.seed, number, len(self.images))
@@ -104,7 +107,7 @@ class Batches:
             yield prepare(image_NCHW, self.plan, self.mean, numbers), labels
 
     def _part(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
-        """This rank's part of a batch: every so-many-th image, as of the groups that batch norms may have."""
+        """Return this rank's part of a batch: images rank, rank + ranks, ..., as for groups of batch norms."""
         return index[self.rank :: self.ranks]
 
     def _from_memory(self, parts: list[NDArray[np.int64]]) -> Iterator[tuple[Tensor, Tensor]]:
@@ -123,48 +126,53 @@ class Batches:
 
 
 def _loaded(pictures: Pictures, parts: Any, workers: int) -> Iterator[list[tuple[Tensor, int]]]:
-    """The pictures of each part, decoded by worker processes."""
-    # A generator of its own: the loader draws from it for its workers, and torch's global one is the network's.
+    """Yield the images of each part, decoded by worker processes."""
+    # A separate generator: the loader draws from it, and torch's global one belongs to the network.
     own = torch.Generator()
     loader: Any = iter(
         DataLoader(
-            pictures, batch_sampler=parts, num_workers=workers, collate_fn=list, generator=own, worker_init_fn=_quiet
+            pictures,
+            batch_sampler=parts,
+            num_workers=workers,
+            collate_fn=list,
+            generator=own,
+            worker_init_fn=_ignore_signals,
         )
     )
-    with _deaths_wait():
+    with _deaths_deferred():
         try:
             yield from loader
         except DataError as error:
             said = str(error)
-            if said.startswith("Caught "):  # from a worker it comes with a traceback in its text
+            if said.startswith("Caught "):  # the text of an error in a worker includes a traceback
                 said = said.strip().rpartition(f"{_NAME}: ")[2]
             raise DataError(said) from None
         except (RuntimeError, ConnectionError, EOFError) as error:
             if not _lost_a_worker(error):
                 raise
             raise LostWorkerError(
-                "a process that loads images was killed, perhaps because memory ran out; lower --workers "
-                f"(it is {workers}), and start again."
+                "a process that loads images was killed, perhaps because memory ran out; set --workers below "
+                f"{workers} and start again."
             ) from None
         finally:
             if workers:
-                loader._shutdown_workers()  # before deaths count again: torch asks of all that it knows
+                loader._shutdown_workers()  # before torch's handler is restored, which checks all known workers
 
 
 def _lost_a_worker(error: Exception) -> bool:
-    """Whether an error of a loader is the death of a worker; if its last batch was on the way, a broken connection.
+    """Return whether an error of a loader means that a worker died; it may also appear as a broken connection.
 
-    (Errors of a worker that lives start with "Caught".)
+    (Errors of a live worker start with "Caught".)
     """
     broken = isinstance(error, ConnectionError | EOFError) and not str(error).startswith("Caught ")
     return broken or str(error).startswith("DataLoader worker (pid")
 
 
 @contextmanager
-def _deaths_wait() -> Iterator[None]:
-    """Let torch find a dead worker where it asks for a batch: its handler of SIGCHLD would raise in any line of a step.
+def _deaths_deferred() -> Iterator[None]:
+    """Make torch report a dead worker only when it requests a batch.
 
-    What a step has half done could not be saved.
+    Its SIGCHLD handler could raise in the middle of a step, whose partial results cannot be saved.
     """
     before = signal.getsignal(signal.SIGCHLD)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
@@ -182,10 +190,10 @@ def _deaths_wait() -> Iterator[None]:
         signal.signal(signal.SIGCHLD, before)
 
 
-def _quiet(_: int) -> None:
-    """Ctrl-C and SIGTERM go to a whole group of processes: workers leave the first to the process that loads.
+def _ignore_signals(_: int) -> None:
+    """Ignore Ctrl-C and end quietly at SIGTERM, because both go to the whole process group.
 
-    At the second they end without a fuss. If they died of it, torch would raise an error in the middle of a step.
+    If workers died of them, torch would raise an error in the middle of a step.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
@@ -195,7 +203,7 @@ _NAME = f"{DataError.__module__}.{DataError.__qualname__}"
 
 
 class Pictures(Dataset[tuple[Tensor, int]]):
-    """Files, decoded and, if there is a plan, cut; for training with the numbers of (seed, epoch, index)."""
+    """Images in files, decoded and, with a plan, cropped; in training by the random numbers of each."""
 
     def __init__(
         self, files: Files, *, plan: Augmentation | None = None, seed: int | None = None, epoch: int = 0
@@ -206,7 +214,7 @@ class Pictures(Dataset[tuple[Tensor, int]]):
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        """The picture at `index`, C x H x W of bytes, and its label."""
+        """Return the image at `index`, as bytes C x H x W, and its label."""
         picture = decode(self.files.root / self.files.names[index])
         if self.plan is not None:
             numbers = None
@@ -217,20 +225,20 @@ class Pictures(Dataset[tuple[Tensor, int]]):
 
 
 def mean_of(train: Images, plan: Augmentation) -> Tensor:
-    """What is subtracted from every image: C x H x W, or C x 1 x 1."""
+    """Return the mean to subtract from every image, C x H x W or C x 1 x 1."""
     if not isinstance(plan.mean, str):
         return torch.tensor(plan.mean)[:, None, None]
     if isinstance(train, Files):
         raise ConfigError(
-            "mean is 'pixel', which needs images of one size in memory; use in_memory(files), or numbers."
+            "mean is 'pixel', which needs images in memory; use in_memory(files), or one number per channel."
         )
     return pixel_mean(train.images)
 
 
 def in_memory(files: Files, *, workers: int = 0) -> Arrays:
-    """All pictures of a set, decoded; they must be of one size."""
+    """Decode all images of a set, which must have the same size."""
     if not len(files):
-        raise DataError(f"there are no images of this set in {files.root}.")
+        raise DataError(f"{files.root} has no images of this set; it needs at least 1.")
     images, done = torch.empty(0, dtype=torch.uint8), 0
     parts = [list(range(k, min(k + 64, len(files)))) for k in range(0, len(files), 64)]
     for items in _loaded(Pictures(files), parts, workers):
@@ -240,7 +248,7 @@ def in_memory(files: Files, *, workers: int = 0) -> Arrays:
             if image.shape != images.shape[1:]:
                 raise DataError(
                     f"{files.root / files.names[done]} is {_size(image)}, {Path(files.names[0]).name} is "
-                    f"{_size(images[0])}: images that are kept in memory must be of one size. For others set "
+                    f"{_size(images[0])}; images in memory must have the same size. For images of other sizes, set "
                     "augmentation.mean to numbers, and augmentation.area or augmentation.shorter."
                 )
             images[done] = image

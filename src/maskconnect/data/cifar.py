@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 from the files that their authors publish.
+"""Read CIFAR-10 and CIFAR-100 from the files that their authors publish.
 
 Accepted: the folder `cifar-10-batches-py`, `cifar-10-batches-bin` or `cifar-100-python`, a folder that holds one of
 them or its archive (`cifar-10-python.tar.gz` and so on), or the archive itself.
@@ -50,7 +50,7 @@ Read = Callable[[str], bytes]  # the content of a file of the folder or archive,
 
 
 def read_cifar10(root: Path, *, verified: bool = True) -> Splits:
-    """CIFAR-10: 50,000 and 10,000 images of 32x32 in 10 classes."""
+    """Read CIFAR-10: 50,000 and 10,000 images of 32x32 in 10 classes."""
     forms = {"cifar-10-batches-py": "cifar-10-python.tar.gz", "cifar-10-batches-bin": "cifar-10-binary.tar.gz"}
     form, read = _open(root, "cifar10", forms)
     if form == "cifar-10-batches-bin":
@@ -64,17 +64,17 @@ def read_cifar10(root: Path, *, verified: bool = True) -> Splits:
 
 
 def read_cifar100(root: Path, *, labels: str = "fine", verified: bool = True) -> Splits:
-    """CIFAR-100: 50,000 and 10,000 images of 32x32 in 100 fine or 20 coarse classes."""
+    """Read CIFAR-100: 50,000 and 10,000 images of 32x32 in 100 fine or 20 coarse classes."""
     if labels not in ("fine", "coarse"):
         raise unknown_name("labels", labels, ("fine", "coarse"))
     _, read = _open(root, "cifar100", {"cifar-100-python": "cifar-100-python.tar.gz"})
     meta = read_plain_pickle(_content(read, "meta", CIFAR100_MD5, verified), "meta")
     names = _entry(meta, f"{labels}_label_names".encode(), "meta")
     if not isinstance(names, list) or not all(isinstance(name, bytes | str) for name in names):
-        raise DataError("meta has no list of names; it is not a file of this set.")
+        raise DataError("meta has no list of class names; it is not a file of this set. Download the set again.")
     classes = tuple(name.decode(errors="replace") if isinstance(name, bytes) else name for name in names)
     if len(set(classes)) < len(classes):
-        raise DataError("meta names a class twice; it is not a file of this set.")
+        raise DataError("meta names a class twice; it is not a file of this set. Download the set again.")
     key = f"{labels}_labels".encode()
     train, test = (
         _arrays(*_pickled(_content(read, name, CIFAR100_MD5, verified), name, key), classes)
@@ -84,7 +84,7 @@ def read_cifar100(root: Path, *, labels: str = "fine", verified: bool = True) ->
 
 
 def _open(root: Path, name: str, forms: dict[str, str]) -> tuple[str, Read]:
-    """Which of the forms is at `root`, and how to read its files."""
+    """Return which of the forms is at `root`, and a function that reads its files."""
     for folder, archive in forms.items():
         for place in (root, root / folder):
             if place.is_dir() and place.name == folder:
@@ -93,7 +93,7 @@ def _open(root: Path, name: str, forms: dict[str, str]) -> tuple[str, Read]:
             if place.is_file() and place.name == archive:
                 return folder, partial(_member_of_archive, _members(place, folder))
     if root.is_file():
-        raise DataError(f"{root} is none of {', '.join(forms.values())}; give the archive under its own name.")
+        raise DataError(f"{root} must be named {' or '.join(forms.values())}; rename it, or pass its folder.")
     wanted = ", ".join([*forms, *forms.values()])
     raise DataError(f"{name} is not in {root}: looked for {wanted}. To get it: maskconnect data fetch {name} {root}")
 
@@ -109,7 +109,7 @@ def _member_of_archive(members: dict[str, bytes], file: str) -> bytes:
 
 
 def _members(path: Path, folder: str) -> dict[str, bytes]:
-    """The files of an archive, all at once, because it can only be unpacked from its beginning."""
+    """Return all files of an archive at once, because it can only be read from its beginning."""
     wanted = {f"{folder}/{name}": name for name in (*CIFAR10_MD5, *CIFAR10_BIN_MD5, *CIFAR100_MD5)}
     found = {}
     try:
@@ -119,50 +119,52 @@ def _members(path: Path, folder: str) -> dict[str, bytes]:
                 if content is not None:
                     found[wanted[member.name]] = content.read()
     except OSError as error:
-        raise DataError(f"{path} is damaged or cut short ({type(error).__name__}); get it again.") from None
+        raise DataError(f"{path} is damaged or truncated ({type(error).__name__}); download it again.") from None
     return found
 
 
 def _content(read: Read, name: str, sums: dict[str, str], verified: bool) -> bytes:
-    """A file, if its checksum is the published one."""
+    """Return the content of a file; an error if its checksum is not the published one."""
     try:
         content = read(name)
     except FileNotFoundError:
-        raise DataError(f"{name} is missing from the set; get it again.") from None
+        raise DataError(f"{name} is missing from the set; download it again.") from None
     except OSError as error:
-        raise DataError(f"{name} of the set cannot be read ({error.strerror}); get it again.") from None
+        raise DataError(f"{name} of the set cannot be read ({error.strerror}); download it again.") from None
     found = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if verified and found != sums[name]:
         raise DataError(
             f"{name} has the md5 sum {found}, not the published {sums[name]}: it is damaged or another version. "
-            "Get it again, or accept it as it is with --unverified (verified=False)."
+            "Download it again, or accept it with --unverified (verified=False)."
         )
     return content
 
 
 def _pickled(content: bytes, name: str, key: bytes) -> tuple[Any, Any]:
-    """The pixels and labels of a batch of the python version."""
+    """Return the pixels and labels of a batch of the python version."""
     batch = read_plain_pickle(content, name)
     try:
         pixels, labels = np.asarray(_entry(batch, b"data", name)), np.asarray(_entry(batch, key, name))
     except (ValueError, OverflowError):
-        raise DataError(f"{name} holds rows of different lengths; it is not a file of this set.") from None
+        raise DataError(
+            f"{name} holds rows of different lengths; it is not a file of this set. Download the set again."
+        ) from None
     if pixels.ndim != 2 or pixels.shape[1] != 3072 or pixels.dtype != np.uint8:
         raise DataError(
-            f"{name} holds pixels of shape {pixels.shape} and type {pixels.dtype}; needed are N x 3072 of uint8."
+            f"{name} holds pixels of shape {pixels.shape} and type {pixels.dtype}; they must be N x 3072 of uint8."
         )
     if labels.ndim != 1 or labels.dtype.kind != "i" or len(labels) != len(pixels):
         raise DataError(
-            f"{name} holds {len(pixels)} images and labels of shape {labels.shape}; needed is one integer each."
+            f"{name} holds {len(pixels)} images and labels of shape {labels.shape}; it must hold one integer per image."
         )
     return pixels, labels
 
 
 def _records(content: bytes, name: str) -> tuple[Any, Any]:
-    """The pixels and labels of a batch of the binary version: a byte of label and 3072 of pixels an image."""
+    """Return the pixels and labels of a batch of the binary version: per image a label byte and 3072 pixel bytes."""
     if not content or len(content) % 3073:
         raise DataError(
-            f"{name} has {len(content)} bytes, which is no multiple of 3073: it is cut short; get it again."
+            f"{name} has {len(content)} bytes, which is not a multiple of 3073: it is truncated; download it again."
         )
     records = np.frombuffer(content, dtype=np.uint8).reshape(-1, 3073)
     return records[:, 1:], records[:, 0]
@@ -172,7 +174,7 @@ def _entry(batch: Any, key: bytes, name: str) -> Any:
     for wanted in (key, key.decode()):
         if isinstance(batch, dict) and wanted in batch:
             return batch[wanted]
-    raise DataError(f"{name} has no {key.decode()!r}; it is not a file of this set.")
+    raise DataError(f"{name} has no {key.decode()!r}; it is not a file of this set. Download the set again.")
 
 
 def _arrays(pixels: Any, labels: Any, classes: tuple[str, ...]) -> Arrays:

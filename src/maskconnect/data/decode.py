@@ -1,4 +1,4 @@
-"""Turn a JPEG or PNG file into pixels, and pixels into fewer or more of them.
+"""Decode JPEG and PNG files, and resize images.
 
 Shape letters: H height, W width.
 """
@@ -21,71 +21,73 @@ from maskconnect.reading import read_bytes
 Pixels = NDArray[np.uint8]  # H x W x 3, red, green and blue
 
 
-REMEDY = "get it anew, remove it, or read the set with skip_unreadable=True"
-"""What to do about a file of a set that is no image."""
+REMEDY = "replace it, remove it, or read the set with skip_unreadable=True"
+"""The advice about a file of a set that is not an image."""
 
 
 def decode(path: Path, *, remedy: str = REMEDY) -> Pixels:
-    """The image in a file, of whatever kind it is, as red, green and blue: uint8, H x W x 3.
+    """Return the image in a file as red, green and blue: uint8, H x W x 3.
 
-    Grey becomes three equal channels, inks become light, transparency is left out, and of 16 bits the upper 8 remain.
-    The content of a file decides what it is, not its suffix: ImageNet has a PNG that is called .JPEG. `remedy` is what
-    the error advises where there is no image.
+    Gray becomes three equal channels, CMYK becomes RGB, transparency is dropped, and of 16 bits the upper 8 remain. The
+    content of a file decides its format, not its suffix: ImageNet has a PNG that is named .JPEG. `remedy` is the advice
+    in the error if the file is not an image.
     """
-    # The orientation that a camera notes in EXIF is ignored: training sets are used as stored, also for the
-    # accuracies that others report.
+    # The orientation in EXIF is ignored: training sets are used as stored, also for the accuracies that others
+    # report.
     try:
         data = read_bytes(Path(path))
     except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}); put the image there, or remove its name.") from None
+        raise DataError(
+            f"{path} cannot be read ({error.strerror}); restore the file, or remove its name from the set."
+        ) from None
     image_HW3 = with_simplejpeg(data)
     return with_pillow(data, str(path), remedy) if image_HW3 is None else image_HW3
 
 
 def decoder_name() -> str:
-    """Which decoder is used for most JPEGs: "simplejpeg" if it is installed, else "Pillow"; their images agree."""
+    """Return the decoder for most JPEGs: "simplejpeg" if it is installed, else "Pillow"; their images agree."""
     return "Pillow" if _simplejpeg() is None else "simplejpeg"
 
 
 def with_simplejpeg(data: bytes) -> Pixels | None:
-    """The image in a sound JPEG of light or grey; None for all else, which Pillow is to decode or to refuse."""
+    """Return the image in a valid color or gray JPEG; None for other files, which Pillow decodes or refuses."""
     simplejpeg = _simplejpeg()
     if simplejpeg is None or not data.startswith(b"\xff\xd8\xff"):
         return None
     limit = need("PIL.Image", extra="data").MAX_IMAGE_PIXELS
     try:
-        height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
-        if colours not in ("YCbCr", "RGB", "Gray") or (limit is not None and height * width > limit):
+        height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
+        if colors not in ("YCbCr", "RGB", "Gray") or (limit is not None and height * width > limit):
             return None
-        # The fast variants of either would be many grey levels apart from Pillow's image, these are at most one.
+        # The fast variants differ from Pillow's image by many gray levels; these differ by at most one.
         image_HW3: Pixels = simplejpeg.decode_jpeg(data, "RGB", fastdct=False, fastupsample=False)
     except ValueError:
-        # It refuses even stray bytes between two markers, over which Pillow (and everybody's training) steps.
+        # It even refuses stray bytes between two markers, which Pillow (and all common training code) skips.
         return None
     return image_HW3
 
 
 def with_pillow(data: bytes, name: str, remedy: str = REMEDY) -> Pixels:
-    """The image in any JPEG or PNG; `name` and `remedy` are for the error if there is none."""
+    """Return the image in any JPEG or PNG; `name` and `remedy` are for the error if there is none."""
     pillow = need("PIL.Image", extra="data")
     try:
         with pillow.open(io.BytesIO(data), formats=("JPEG", "PNG")) as image:
             image.load()
             return _as_rgb(image)
     except MemoryError:
-        raise  # says nothing about the file
-    except Exception as error:  # on damaged files Pillow raises nearly anything: OSError, SyntaxError, struct.error...
+        raise  # not the fault of the file
+    except Exception as error:  # on damaged files Pillow can raise OSError, SyntaxError, struct.error, ...
         unknown = isinstance(error, need("PIL", extra="data").UnidentifiedImageError)
-        reason = "no such image begins in it" if unknown else str(error).rstrip(".") or type(error).__name__
+        reason = "unknown format" if unknown else str(error).rstrip(".") or type(error).__name__
         raise DataError(f"{name} is not a readable JPEG or PNG image ({reason}); {remedy}.") from None
 
 
 def resize(
     image_HW3: Pixels, height: int, width: int, *, box: tuple[float, float, float, float] | None = None
 ) -> Pixels:
-    """The image, or a part of it, in another size, bilinear; when it shrinks, every old pixel counts (antialiasing).
+    """Resize an image, or a part of it, bilinearly and with antialiasing.
 
-    `box` is left, top, right and bottom of the part, in pixels and fractions of them.
+    `box` has the left, top, right and bottom of the part, in fractional pixels.
     """
     if integer("height", height) < 1 or integer("width", width) < 1:
         raise ConfigError(f"height and width are {height} and {width}; both must be 1 or more.")
@@ -95,9 +97,9 @@ def resize(
     return np.array(pillow.fromarray(image_HW3).resize((width, height), pillow.Resampling.BILINEAR, box=box))
 
 
-@functools.cache  # a failing import searches the disk anew for every image
+@functools.cache  # a failing import would search the disk again for every image
 def _simplejpeg() -> ModuleType | None:
-    """The faster decoder, if it is installed."""
+    """Return the faster decoder, if it is installed."""
     try:
         return importlib.import_module("simplejpeg")
     except ImportError:
@@ -105,13 +107,13 @@ def _simplejpeg() -> ModuleType | None:
 
 
 def _as_rgb(image: Any) -> Pixels:
-    """The pixels of a Pillow image of any mode."""
-    if image.mode.startswith("I"):  # 16-bit grey, which Pillow's own conversion would clip at 255
-        grey_HW = (np.asarray(image) >> 8).astype(np.uint8)
-        return np.repeat(grey_HW[:, :, None], 3, axis=2)
+    """Return the pixels of a Pillow image of any mode."""
+    if image.mode.startswith("I"):  # 16-bit gray, which Pillow's conversion would clip at 255
+        gray_HW = (np.asarray(image) >> 8).astype(np.uint8)
+        return np.repeat(gray_HW[:, :, None], 3, axis=2)
     if image.mode == "CMYK" and "adobe" not in image.info:
-        # Adobe stores inks inverted, and Pillow takes every file for Adobe's; this one has them as they are.
+        # Adobe stores CMYK inverted, and Pillow assumes that of every file; this one is not inverted.
         image = need("PIL.ImageChops", extra="data").invert(image)
     if "transparency" in image.info:
-        image = image.convert("RGBA")  # else Pillow warns of a palette with transparent entries
-    return np.array(image if image.mode == "RGB" else image.convert("RGB"))  # converting copies in any case
+        image = image.convert("RGBA")  # otherwise Pillow warns about transparent palette entries
+    return np.array(image if image.mode == "RGB" else image.convert("RGB"))  # convert always copies

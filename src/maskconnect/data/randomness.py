@@ -1,7 +1,7 @@
-"""Random numbers that are a function of (seed, epoch, index of the image), whoever asks for them and in whatever order.
+"""Random numbers that depend only on seed, epoch and the index of an image, not on the order of calls.
 
-So order and augmentation are the same with any number of workers or machines, and after a resume in the middle of an
-epoch. The numbers come from SplitMix64 (Steele, Lea and Flood, 2014), a bijection of 64 bits that mixes well.
+So order and augmentation are the same with any number of workers or machines, and after a run resumes in the middle of
+an epoch. The numbers come from SplitMix64 (Steele, Lea and Flood, 2014), a bijection of 64 bits that mixes well.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def uniform(seed: int, epoch: int, index: NDArray[np.int64], count: int) -> NDArray[np.float64]:
-    """`count` numbers in [0, 1) for every image at `index`: an array of N x count."""
+    """Return `count` numbers in [0, 1) for every image at `index`, N x count."""
     for name, number in (("seed", seed), ("epoch", epoch)):
         if not 0 <= number < 2**63:
             raise ConfigError(f"{name} is {number}; it must be at least 0 and below 2**63.")
@@ -27,7 +27,7 @@ def uniform(seed: int, epoch: int, index: NDArray[np.int64], count: int) -> NDAr
 
 
 def order(seed: int, epoch: int, size: int) -> NDArray[np.int64]:
-    """In which order the images of an epoch come: a permutation of 0 to size-1, by the first number of each."""
+    """Return the order of the images in an epoch: a permutation of 0 to size-1, by the first number of each."""
     number = uniform(seed, epoch, np.arange(size), 1)[:, 0]
     return np.argsort(number, kind="stable")
 

@@ -1,4 +1,4 @@
-"""Labelled images, in memory or in files, and how a set is split.
+"""Labeled images, in memory or in files, and the splits of a set.
 
 Shape letters: N images, C channels, H height, W width.
 """
@@ -25,20 +25,20 @@ class Arrays:
     def __post_init__(self) -> None:
         if self.images.dtype != torch.uint8 or self.images.dim() != 4:
             found = f"{tuple(self.images.shape)} of {self.images.dtype}"
-            raise DataError(f"images are {found}; needed are bytes (torch.uint8), N x C x H x W.")
+            raise DataError(f"images are {found}; they must be torch.uint8, N x C x H x W.")
         check_labels(self.labels, len(self.images), len(self.classes))
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def subset(self, index: Tensor) -> Arrays:
-        """The images at `index`, in that order."""
+        """Return the images at `index`, in that order."""
         return replace(self, images=self.images[index], labels=self.labels[index])
 
 
 @dataclass(frozen=True, eq=False)
 class Files:
-    """Images in files, which are decoded when they are needed."""
+    """Images in files, decoded when needed."""
 
     root: Path
     names: tuple[str, ...]  # relative to the root
@@ -52,7 +52,7 @@ class Files:
         return len(self.labels)
 
     def subset(self, index: Tensor) -> Files:
-        """The files at `index`, in that order."""
+        """Return the files at `index`, in that order."""
         return replace(self, names=tuple(self.names[i] for i in index.tolist()), labels=self.labels[index])
 
 
@@ -61,7 +61,7 @@ Images = Arrays | Files
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """What to train on, what to choose by (if anything), and what to report."""
+    """The images for training, for testing and, if any, for validation."""
 
     train: Images
     test: Images
@@ -69,26 +69,26 @@ class Splits:
 
 
 def check_labels(labels: Tensor, images: int, classes: int) -> None:
-    """There is one label an image, and each of them names a class."""
+    """Raise an error unless there is one label per image, and each names a class."""
     if labels.dtype != torch.int64:
-        raise DataError(f"labels are of {labels.dtype}; they must be torch.int64.")
+        raise DataError(f"labels are {labels.dtype}; they must be torch.int64.")
     if len(labels) != images:
-        raise DataError(f"there are {images} images and {len(labels)} labels.")
+        raise DataError(f"there are {images} images and {len(labels)} labels; each image needs one label.")
     if images and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         wrong = labels[(labels < 0) | (labels >= classes)]
-        raise DataError(f"a label is {int(wrong[0])}; there are {classes} classes, 0 to {classes - 1}.")
+        raise DataError(f"a label is {int(wrong[0])}; with {classes} classes it must be from 0 to {classes - 1}.")
 
 
 def with_validation(splits: Splits, count: int, seed: int) -> Splits:
-    """Carve `count` images out of the training set, of every class alike (to one image), by a seeded choice."""
+    """Move `count` images from training to validation, balanced over classes and selected by the seed."""
     train = splits.train
     if integer("validation", count) == 0:
         return splits
     if splits.validation is not None:
-        raise ConfigError(f"validation is {count}, but the set has validation images of its own; leave it at 0.")
+        raise ConfigError(f"validation is {count}, but the set has its own validation images; set it to 0.")
     if not 0 < count < len(train):
         raise ConfigError(
-            f"validation is {count}; it must be 0 or more, and less than the {len(train)} training images."
+            f"validation is {count}; it must be 0 or more, and below the number of training images, {len(train)}."
         )
     if not 0 <= integer("seed", seed) < 2**63:
         raise ConfigError(f"seed is {seed}; it must be at least 0 and below 2**63.")
@@ -98,12 +98,12 @@ def with_validation(splits: Splits, count: int, seed: int) -> Splits:
     for label in sorted(set(train.labels.tolist())):
         if not (train.labels[kept] == label).any():
             name = train.classes[label]
-            raise ConfigError(f"validation is {count}, which leaves class {name!r} no image to train on; take fewer.")
+            raise ConfigError(f"validation is {count}, which leaves no training image of class {name!r}; set it lower.")
     return replace(splits, train=train.subset(kept.nonzero()[:, 0]), validation=train.subset(chosen))
 
 
 def stratified(images: Images, count: int, seed: int) -> Tensor:
-    """Which `count` images to take, of every class alike (to one image), by a seeded choice; ascending."""
+    """Return the sorted indices of `count` images, balanced over classes and selected by the seed."""
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
     members = [order[images.labels[order] == label] for label in range(len(images.classes))]
     shares = [len(index) * count / len(images) for index in members]

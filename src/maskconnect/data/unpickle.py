@@ -1,7 +1,7 @@
-"""Read a pickle that holds nothing but arrays of numbers, lists, dicts, strings and numbers; refuse all else.
+"""Read a pickle that contains only numbers, strings, lists, dicts and arrays of numbers; refuse everything else.
 
-A pickle is a program. What it may call here are stand-ins of our own, which note what an array is to be made of and
-check it; numpy itself, whose own way back from a pickle trusts whatever it is told, makes the array only afterwards.
+A pickle is a program. Here it can only call stand-ins, which record and check the parts of an array. Numpy creates the
+array afterwards, because its own unpickling trusts its input.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ KINDS = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8")
 
 
 class _Kind:
-    """Stands for a numpy dtype."""
+    """A stand-in for a numpy dtype."""
 
     __slots__ = ("order", "size", "word")
 
     def __init__(self, word: str) -> None:
         if word not in KINDS:
-            raise DataError(f"it holds an array of {shown(word)}, which is not of numbers")
+            raise DataError(f"it holds an array of type {shown(word)}, which is not a type of numbers")
         self.word, self.order, self.size = word, "|", int(word[1:])
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         version, order, *rest = state
         order = order.decode() if isinstance(order, bytes) else order  # bytes from Python 2
         if version not in (3, 4) or order not in ("|", "<", ">", "=") or rest != [None, None, None, -1, -1, 0]:
-            raise DataError("it holds an array that is more than numbers")
+            raise DataError("it holds an array with entries that are not plain numbers")
         self.order = order
 
 
 class _Array:
-    """Stands for a numpy array."""
+    """A stand-in for a numpy array."""
 
     __slots__ = ("value",)
 
@@ -46,13 +46,13 @@ class _Array:
         _, shape, kind, by_column, raw = state
         sound = isinstance(kind, _Kind) and isinstance(raw, bytes) and all(type(k) is int and k >= 0 for k in shape)
         if not sound or len(raw) != math.prod(shape) * kind.size:
-            raise DataError("it holds an array whose values do not fill its shape")
+            raise DataError("it holds an array whose values do not match its shape")
         flat = np.frombuffer(raw, dtype=np.dtype(kind.order + kind.word))
         self.value = flat.reshape(shape, order="F" if by_column else "C")
 
 
 class _Call:
-    """Something that the pickle may call; it cannot be changed."""
+    """A function that the pickle may call but not change."""
 
     __slots__ = ("what",)
 
@@ -66,11 +66,11 @@ class _Call:
             word = arguments[0]
             return _Kind(word.decode() if isinstance(word, bytes) else word)
         if self.what == "bytes" and len(arguments) == 2 and arguments[1] == "latin1":
-            return arguments[0].encode("latin1")  # what Python 3 writes for bytes in an old protocol
-        raise DataError("it makes a call that data has no need of")
+            return arguments[0].encode("latin1")  # how Python 3 writes bytes in an old protocol
+        raise DataError("it contains a function call that is not allowed")
 
     def __setstate__(self, state: Any) -> NoReturn:
-        raise DataError("it changes what it may only call")
+        raise DataError("it changes a function that it may only call")
 
 
 ALLOWED = {
@@ -85,36 +85,36 @@ ALLOWED = {
 class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in ALLOWED:
-            raise DataError(f"it wants to call {module}.{name}, which data has no need of")
+            raise DataError(f"it calls {module}.{name}, which is not allowed")
         return _Call(ALLOWED[module, name])
 
 
 def read_plain_pickle(content: bytes, what: str) -> Any:
-    """What the pickle holds; `what` names the file in an error. Strings of Python 2 come as bytes."""
+    """Return the content of a pickle; `what` names the file in errors. Strings of Python 2 become bytes."""
     try:
         _check_memo(content)
         return _plain(_PlainUnpickler(io.BytesIO(content), encoding="bytes").load())
     except DataError as error:
-        raise DataError(f"{what} is not read: {error}. Use the file from the official place.") from None
+        raise DataError(f"{what} is refused: {error}. Use the official file.") from None
     except Exception as error:  # a damaged pickle may raise anything
-        raise DataError(f"{what} is damaged ({type(error).__name__}); get it again.") from None
+        raise DataError(f"{what} is damaged ({type(error).__name__}); download it again.") from None
 
 
 def _check_memo(content: bytes) -> None:
-    """The unpickler makes as much room as the largest number of its memo says, however small the file is."""
+    """Refuse large memo indices: the unpickler would allocate that much memory, even for a small file."""
     for operation, argument, _ in pickletools.genops(content):
         if operation.name in ("LONG_BINPUT", "PUT") and int(argument or 0) > len(content):
-            raise DataError("it asks for more memory than it can fill")
+            raise DataError("it requests more memory than its content needs")
 
 
 def _plain(found: Any) -> Any:
-    """What was loaded, with arrays in the place of what stood for them, and nothing but plain values besides."""
+    """Replace stand-ins by arrays; an error if there is anything but plain values."""
     whole = [found]
     waiting: list[Any] = [whole]
     seen: set[int] = set()
     while waiting:
         container = waiting.pop()
-        if id(container) in seen:  # it may hold itself
+        if id(container) in seen:  # it may contain itself
             continue
         seen.add(id(container))
         items = container.items() if isinstance(container, dict) else enumerate(container)

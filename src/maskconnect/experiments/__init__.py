@@ -1,1 +1,1 @@
-"""Many runs: grids of them, and what they show together."""
+"""Many runs: grids of runs, and comparisons of their results."""

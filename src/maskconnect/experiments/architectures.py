@@ -1,4 +1,4 @@
-"""Tables 6 and 7: the ResNeXt architectures, layer by layer, read from the networks as they are built."""
+"""Tables 6 and 7: the ResNeXt architectures, layer by layer, read from the networks that `build` returns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NETWORKS = {
 
 
 def architecture(stem: str, depth: int, width: int, cardinality: int, classes: int = 100) -> list[str]:
-    """The layers of a network as the paper writes them: input channels, size, output channels."""
+    """Return the layers of a network as the paper writes them: input channels, size, output channels."""
     spec = ResNeXtSpec(
         depth=depth, width=width, cardinality=cardinality, num_classes=classes, connectivity="full", stem=stem
     )

@@ -1,4 +1,4 @@
-"""Compare finished runs in pairs of equal seeds, and say plainly what that shows."""
+"""Compare finished runs in pairs of equal seeds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from maskconnect.training.statistics import Difference, Statistic, difference_by
 
 @dataclass(frozen=True)
 class Side:
-    """Runs of one recipe: of each seed the accuracy, in %, and how many parameters pruning leaves."""
+    """The runs of one recipe: the accuracy in % and the number of parameters after pruning, by seed."""
 
     label: str
     accuracy: dict[int, float]
@@ -24,20 +24,20 @@ class Side:
 
     @property
     def statistic(self) -> Statistic:
-        """Over all its seeds."""
+        """Mean and deviation over all its seeds."""
         return statistic(list(self.accuracy.values()))
 
     def against(self, baseline: Side) -> Difference:
-        """By how much it is better, over the seeds that both have."""
+        """Return by how much it is better, over the seeds that both have."""
         return difference_by_seed(self.accuracy, baseline.accuracy)
 
 
 def sides_of(places: Sequence[Path], on: str = "test", seeds: Collection[int] | None = None) -> list[Side]:
-    """The runs by recipe, in the order in which they were named; all must be of the same test images.
+    """Group runs by recipe, in the order in which they were named; all must have the same test images.
 
-    `on` is "test", or "validation" where a choice is to be made. With `seeds`, runs of other seeds are left out.
+    `on` is "test", or "validation" for choosing between recipes. With `seeds`, runs of other seeds are left out.
 
-    Runs that have not ended are left out, unless they were named themselves.
+    Unfinished runs are left out, unless they were named themselves.
     """
     found: list[tuple[tuple[Recipe, str], Recipe, dict[int, tuple[float, int]]]] = []
     tested: dict[str, Path] = {}
@@ -47,21 +47,23 @@ def sides_of(places: Sequence[Path], on: str = "test", seeds: Collection[int] | 
         path, recipe, numbers = result.place, result.recipe, (result.accuracy(on), result.left)
         if tested and result.images not in tested:
             other = next(iter(tested.values()))
-            raise ConfigError(f"{other} and {path} were tested on different images; there is nothing to compare.")
+            raise ConfigError(
+                f"{other} and {path} were tested on different images and cannot be compared; name runs of one data set."
+            )
         tested[result.images] = path
         kind = _kind(recipe, path)
         same = next((members for other, _, members in found if other == kind), None)
         if same is None:
             found.append((kind, without_seed(recipe), {recipe.seed: numbers}))
         elif recipe.seed in same:
-            raise ConfigError(f"{path} is a run of a seed, {recipe.seed}, that was named before; name each seed once.")
+            raise ConfigError(f"{path} is a second run of seed {recipe.seed} of the same recipe; name each seed once.")
         else:
             same[recipe.seed] = numbers
     recipes = [recipe for (recipe, _), *_ in found]
     labels = labels_of(recipes, [_name(recipe, origin) for (_, origin), recipe, _ in found])
     if len(found) < 2:
         which = "no run" if seeds is None else "no run of these seeds"
-        what = f"all runs are of one recipe ({labels[0]})" if found else f"{which} has ended"
+        what = f"all runs are of one recipe ({labels[0]})" if found else f"{which} has finished"
         raise ConfigError(f"{what}; name runs of two recipes or more.")
     return [_side(label, members) for label, (*_, members) in zip(labels, found, strict=True)]
 
@@ -72,10 +74,10 @@ def _side(label: str, numbers: dict[int, tuple[float, int]]) -> Side:
 
 
 def _kind(recipe: Recipe, path: Path) -> tuple[Recipe, str]:
-    """What runs of one side have in common.
+    """Return what all runs of one side have in common.
 
-    Wirings that were given, such as learned ones that are trained again, are of one kind if the names of their folders
-    differ in the seed only.
+    Runs with an explicit wiring, such as a learned one that is retrained, are of one kind if the names of their folders
+    differ only in the seed.
     """
     plain = without_seed(recipe)
     if isinstance(recipe.model.connectivity, str):

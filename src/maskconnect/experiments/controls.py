@@ -1,14 +1,14 @@
-"""Controls beyond the paper: what else could explain that learned wiring is better, or is not.
+"""Controls beyond the paper: other explanations for the difference between learned and fixed wiring.
 
-random      Fixed-Random of the same K: is it the number of connections?
-retrained   the learned wiring, trained from scratch: is it the wiring, or that masks were learned with the weights?
-shuffled    the same with its connections exchanged so that every block reads, and is read by, as many as before: is it
-            which blocks are joined, or how many connections each has?
-draws       masks are drawn in phase 1 and never learn, and the wiring of `random` is frozen: is it the learning, or
-            that weights are trained under many wirings?
-sum         the paper's Eq. 1 to the letter, without the mean or the averaged shortcuts (D1, D2)
+random      Fixed-Random of the same K: does the number of connections explain it?
+retrained   the learned wiring, trained from scratch: the wiring, or learning masks together with the weights?
+shuffled    the same with its connections exchanged so that every block reads, and is read by, as many as before: which
+            blocks are connected, or how many connections each has?
+draws       masks are drawn in phase 1 and never learn, and the wiring of `random` is frozen: learning, or training the
+            weights under many wirings?
+sum         Eq. 1 exactly as the paper writes it, without the mean or the averaged shortcuts (D1, D2)
 
-Fixed wiring for as many epochs, at the same rates, needs no control: every recipe of a fixed wiring is that.
+Every recipe with a fixed wiring already has the same number of epochs and the same rates, so this needs no control.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from maskconnect.training.folder import RunFolder
 
 CONTROLS = ("random", "retrained", "shuffled", "draws", "sum")
 WIRINGS = "wirings"
-"""The folder of the wirings that controls train."""
+"""The folder for the wirings that controls train."""
 
 
 def controls_of(text: str) -> tuple[str, ...]:
-    """`random,shuffled` as names."""
+    """Parse names such as `random,shuffled`."""
     found = tuple(part.strip() for part in text.split(",") if part.strip())
     for name in found:
         if name not in CONTROLS:
@@ -44,7 +44,7 @@ def controls_of(text: str) -> tuple[str, ...]:
 
 
 def with_controls(rows: Sequence[Row], controls: Sequence[str]) -> list[Row]:
-    """The rows of an experiment, and after each learned one its controls; random rows are not doubled."""
+    """Return the rows of an experiment with controls after each learned row; existing random rows are not repeated."""
     recipes = [load(row.recipe, row.settings) for row in rows]
     fixed = [recipe for recipe in recipes if recipe.model.connectivity == "random"]
     there = {(recipe.data, replace(recipe.model, connectivity="learned")) for recipe in fixed}
@@ -74,9 +74,9 @@ def _control(row: Row, name: str) -> Row:
 def wired_cells(
     rows: Iterable[Row], outcomes: Sequence[Outcome], out: Path, *, write: bool = True
 ) -> tuple[list[Cell], list[Outcome]]:
-    """The runs of controls that train a learned wiring; and, for seeds whose wiring is not there, gaps.
+    """Return the runs of controls that train a learned wiring, and gaps for seeds whose wiring is missing.
 
-    To run them, their wirings are written to `out`.
+    With `write`, the wirings are written to `out`, where the runs read them.
     """
     cells, gaps = [], []
     for row in rows:
@@ -86,7 +86,7 @@ def wired_cells(
                 cell = row.cell(outcome.cell.recipe.seed)
                 try:
                     if outcome.summary is None:
-                        raise ConfigError(f"{outcome.cell.name}, whose wiring it takes, has no result")
+                        raise ConfigError(f"{outcome.cell.name} learns its wiring and has no result; fix it first")
                     cells.append(_wired(row, cell, outcome, out, write=write))
                 except MaskConnectError as error:
                     gaps.append(Outcome(cell, out / cell.name, None, str(error)))
@@ -107,7 +107,7 @@ def _wired(row: Row, cell: Cell, outcome: Outcome, out: Path, *, write: bool) ->
 
 
 def shuffled(layout: Layout, sources: Sources, seed: int) -> Sources:
-    """A wiring in which every module reads as many others, and is read by as many, as in `sources`, at random."""
+    """Return a random wiring in which every module reads, and is read by, as many others as in `sources`."""
     chance, allowed = random.Random(seed), layout.candidates()
     edges = [(source, target) for target, row in enumerate(sources) for source in row]
     there = set(edges)

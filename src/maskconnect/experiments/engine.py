@@ -1,4 +1,4 @@
-"""What runs the cells of a sweep: processes of this machine here; see `slurm.py` for those of a cluster."""
+"""Engines that run the cells of a sweep: processes on this machine here; `slurm.py` has jobs on a cluster."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from maskconnect.experiments.grid import Cell
 from maskconnect.training.stop import PARENT
 
 LOGS = "logs"
-"""The folder, beside those of the runs, for what runs print."""
+"""The folder for the output of runs, next to the run folders."""
 
 
 class Job(ABC):
-    """A cell that has been given to an engine."""
+    """A cell that an engine has started."""
 
     def __init__(self, cell: Cell, out: Path) -> None:
         self.cell, self.folder, self.log = cell, out / cell.name, log_of(cell, out)
@@ -30,37 +30,37 @@ class Job(ABC):
 
     @abstractmethod
     def end(self) -> int | str | None:
-        """None before the end; then the exit code, or what ended it where it had none."""
+        """Return None before the end; then the exit code, or what ended the job if it has none."""
 
     @property
     def waiting(self) -> bool:
-        """Whether it waits for its turn."""
+        """Whether it is queued and not yet running."""
         return False
 
     def share_done(self) -> float:
-        """Which share of its epochs the run has done, as far as its metrics tell."""
+        """Return the share of its epochs that the run has done, according to its metrics."""
         return share_done(self.folder, self.cell.recipe.epochs)
 
     def reason(self, end: int | str) -> str:
-        """Why it failed: the last thing it said, or what ended it."""
+        """Return why it failed: the last line it printed, or what ended it."""
         if isinstance(end, str):
             return f"ended by {end}; see {self.log}"
         said = self.log.read_bytes()[self.logged :].decode("utf-8", "replace") if self.log.exists() else ""
-        return last_words(said).removeprefix("error: ") or f"exit code {end}; see {self.log}"
+        return last_line(said).removeprefix("error: ") or f"exit code {end}; see {self.log}"
 
 
 class Engine(ABC):
     """Starts jobs, and sends them signals."""
 
-    at_once: int  # jobs that may be under way
-    poll: float  # seconds between two looks at them
+    at_once: int  # jobs that may run at the same time
+    poll: float  # seconds between two polls
     about: str  # how they are run, in words
-    news: list[str]  # what there is to say; whoever says it empties the list
-    one_machine = True  # so that what one run lacks, all lack
+    messages: list[str]  # to be printed; whoever prints them empties the list
+    one_machine = True  # then what is missing for one run is missing for all
 
     @abstractmethod
     def check(self, out: Path) -> None:
-        """An error if these runs cannot be started now."""
+        """Fail if these runs cannot be started now."""
 
     @abstractmethod
     def start(self, cells: Sequence[Cell], out: Path) -> Sequence[Job]:
@@ -68,7 +68,7 @@ class Engine(ABC):
 
     @abstractmethod
     def ask(self, jobs: Sequence[Job], number: int) -> bool:
-        """Ask jobs to save and end, by a signal; whether it has reached them."""
+        """Send a signal that asks jobs to save and end; return whether it has reached them."""
 
     @abstractmethod
     def kill(self, jobs: Sequence[Job]) -> None:
@@ -76,7 +76,7 @@ class Engine(ABC):
 
 
 class Process(Job):
-    """A job that is a process of this machine, in a session of its own: Ctrl-C is for us to pass on."""
+    """A job that is a process on this machine, in its own session, so that Ctrl-C reaches it only through us."""
 
     def __init__(self, cell: Cell, out: Path, options: Sequence[str]) -> None:
         super().__init__(cell, out)
@@ -91,7 +91,7 @@ class Process(Job):
             )
 
     def end(self) -> int | str | None:
-        """The exit code, or the name of a signal."""
+        """Return the exit code, or the name of a signal."""
         code = self.process.poll()
         if code is None or code >= 0:
             return code
@@ -99,24 +99,24 @@ class Process(Job):
 
 
 class Local(Engine):
-    """Processes of this machine."""
+    """Run jobs as processes on this machine."""
 
     poll = 0.2
 
     def __init__(self, at_once: int, options: Sequence[str]) -> None:
-        self.at_once, self.options, self.news = at_once, list(options), []
+        self.at_once, self.options, self.messages = at_once, list(options), []
         self.about = f"{at_once} at a time"
 
     def check(self, out: Path) -> None:
-        """An error if jobs of a cluster work on these runs."""
+        """Fail if SLURM jobs are working on these runs."""
         from maskconnect.experiments.slurm import jobs_in_queue
 
         if count := jobs_in_queue(out):
             what = f"{count} jobs of this sweep are" if count > 1 else "a job of this sweep is"
-            raise ConfigError(f"{what} in the queue of SLURM; go on with --engine slurm, or end that by scancel.")
+            raise ConfigError(f"{what} in the SLURM queue; add --engine slurm to resume, or cancel with scancel.")
 
     def start(self, cells: Sequence[Cell], out: Path) -> Sequence[Job]:
-        """A process for each."""
+        """Start a process for each cell."""
         return [Process(cell, out, self.options) for cell in cells]
 
     def ask(self, jobs: Sequence[Job], number: int) -> bool:
@@ -128,7 +128,7 @@ class Local(Engine):
         return True
 
     def kill(self, jobs: Sequence[Job]) -> None:
-        """Kill."""
+        """Kill the processes."""
         for job in jobs:
             assert isinstance(job, Process)
             job.process.kill()
@@ -136,19 +136,19 @@ class Local(Engine):
 
 
 def words_of(cell: Cell, out: Path) -> list[str]:
-    """What follows `maskconnect` in the command that makes a cell."""
+    """Return the arguments of `maskconnect` that train a cell."""
     words = ["train", cell.source, "--seed", str(cell.recipe.seed)]
     words += [word for setting in cell.settings for word in ("--set", setting)]
     return [*words, *cell.extra, f"--out={out / cell.name}"]
 
 
 def log_of(cell: Cell, out: Path) -> Path:
-    """Where a cell's output goes."""
+    """Return the file for the output of a cell."""
     return out / LOGS / f"{cell.name}.log"
 
 
-def last_words(said: str) -> str:
-    """The last line of what a process has printed; of a traceback the line that names the error."""
+def last_line(said: str) -> str:
+    """Return the last line that a process printed; of a traceback, the line that names the error."""
     lines = [line for line in said.splitlines() if line.strip()]
     traceback = [number for number, line in enumerate(lines) if line.startswith("Traceback ")]
     if traceback:
@@ -157,7 +157,7 @@ def last_words(said: str) -> str:
 
 
 def share_done(folder: Path, epochs: int) -> float:
-    """Which share of its epochs a run has done, as far as its metrics tell."""
+    """Return the share of its epochs that a run has done, according to its metrics."""
     try:
         with (folder / "metrics.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 8192))
@@ -167,7 +167,7 @@ def share_done(folder: Path, epochs: int) -> float:
     for line in reversed(lines):
         try:
             found = json.loads(line)
-            begun = 0.0 if found["kind"] == "epoch" else 0.5  # an epoch that has begun counts half
+            begun = 0.0 if found["kind"] == "epoch" else 0.5  # an epoch that has started counts half
             return min(1.0, (int(found["epoch"]) - begun) / epochs)
         except (ValueError, KeyError, TypeError):
             continue

@@ -1,4 +1,4 @@
-"""A grid of runs: one recipe, some of its fields over several values, and seeds; a cell is a run of it."""
+"""A grid of runs: one recipe over several values of some fields, and several seeds. A cell is one run."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from maskconnect.core.checks import warn_of_fan_in
 from maskconnect.errors import ConfigError, cut, shown
 from maskconnect.recipes import Recipe, load, write
 
-MOST = 100_000
-"""How many cells a grid may have; more were surely not meant."""
+MAX_CELLS = 100_000
+"""The largest grid; a larger one is likely a mistake."""
 
-LONGEST = 120
-"""How many bytes the name of a folder may have."""
+MAX_NAME = 120
+"""The longest folder name, in bytes."""
 
 PART = r'(?:\[(?:[^\[\]]|\[[^\[\]]*\])*\]|"[^"]*"|[^,\["])+'
-"""A value: up to the next comma that is neither in brackets nor in quotation marks."""
+"""A value, up to the next comma outside of brackets and quotation marks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,16 +28,16 @@ class Cell:
 
     name: str  # of its folder
     source: str  # the recipe, by name or file
-    settings: tuple[str, ...]  # what `maskconnect train --set` is given
-    values: tuple[str, ...]  # of the fields that the grid goes over
+    settings: tuple[str, ...]  # the values of `maskconnect train --set`
+    values: tuple[str, ...]  # of the fields that the grid varies
     recipe: Recipe
-    extra: tuple[str, ...] = ()  # what else `maskconnect train` is given
-    label: str = ""  # what a table calls it, where that does not follow from the recipe
+    extra: tuple[str, ...] = ()  # further arguments of `maskconnect train`
+    label: str = ""  # its name in tables, if that does not follow from the recipe
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """What to run."""
+    """A description of all runs."""
 
     recipe: str  # a name, or a file
     settings: tuple[str, ...] = ()  # the same in all cells
@@ -45,17 +45,17 @@ class Grid:
     seeds: tuple[int, ...] = (0,)
 
     def cells(self) -> list[Cell]:
-        """Every combination of values, with every seed; all are checked before the first is run."""
+        """Return every combination of values with every seed; all are checked before the first is run."""
         fields = [field for field, _ in self.over]
         if len(set(fields)) < len(fields):
-            raise ConfigError(f"the sweep goes over {', '.join(fields)}; name each field once.")
+            raise ConfigError(f"the sweep varies {', '.join(fields)}; name each field once.")
         if "seed" in [*fields, *(setting.partition("=")[0].strip() for setting in self.settings)]:
-            raise ConfigError("seed is given by --over or --set; give seeds by --seeds.")
+            raise ConfigError("seed is set with --over or --set; use --seeds instead.")
         combinations = list(itertools.product(*(values for _, values in self.over)))
-        if len(combinations) * len(self.seeds) > MOST:
-            raise ConfigError(f"the grid has {len(combinations) * len(self.seeds):,} cells; that is surely not meant.")
+        if (count := len(combinations) * len(self.seeds)) > MAX_CELLS:
+            raise ConfigError(f"the grid has {count:,} runs; the limit is {MAX_CELLS:,}. Use fewer values or seeds.")
         cells = [self._cell(values, seed) for values in combinations for seed in self.seeds]
-        _check_apart(cells)
+        _check_distinct(cells)
         return cells
 
     def _cell(self, values: tuple[str, ...], seed: int) -> Cell:
@@ -65,7 +65,7 @@ class Grid:
             recipe = replace(load(self.recipe, settings), seed=seed)
         except ConfigError as error:
             said = str(error)
-            for setting in chosen:  # the loader takes every setting for one of --set
+            for setting in chosen:  # the loader reports every setting as one of --set
                 said = said.replace(f"--set {setting}", f"--over {setting}")
             raise ConfigError(said) from None
         _check_fan_in(recipe)
@@ -74,47 +74,49 @@ class Grid:
         return Cell(name=name, source=self.recipe, settings=settings, values=values, recipe=recipe)
 
     def _short(self, field: str) -> str:
-        """The last word of a field, or all of it where another ends in the same word."""
+        """Return the last word of a field, or all of it if another field ends in the same word."""
         last = field.rpartition(".")[2]
         ends = [other.rpartition(".")[2] for other, _ in self.over]
         return last if ends.count(last) == 1 else field
 
 
 def folder_name(text: str) -> str:
-    """A text as the name of a folder: other letters become hyphens, and a long one is cut."""
+    """Turn a text into a folder name: replace unusual characters with hyphens, and cut a long text."""
     name = re.sub(r"[^\w.,=+-]", "-", text)
-    return name if len(name.encode()) <= LONGEST else f"{name[:40]}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    return name if len(name.encode()) <= MAX_NAME else f"{name[:40]}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
-def _check_apart(cells: Sequence[Cell]) -> None:
-    """No two cells may be the same run, or have the same folder."""
+def _check_distinct(cells: Sequence[Cell]) -> None:
+    """Fail if two cells are the same run, or would have the same folder."""
     known: dict[str, Cell] = {}
     for cell in cells:
         for key in (cell.name, write(replace(cell.recipe, about="", paper=None))):
             other = known.setdefault(key, cell)
             if other is not cell:
                 both = " and ".join(f"{', '.join(c.values)} (seed {c.recipe.seed})" for c in (other, cell))
-                raise ConfigError(f"two cells are the same run, or would have the same folder: {both}.")
+                raise ConfigError(
+                    f"two runs are equal, or would have the same folder: {both}. Remove one of the values."
+                )
 
 
 def _check_fan_in(recipe: Recipe) -> None:
-    """K may be larger than what some blocks have to choose from (D5); where it is for all, say so."""
+    """Warn if K is larger than the number of candidates of every block; for some blocks it may be (D5)."""
     if recipe.model.connectivity in ("learned", "random"):
         warn_of_fan_in(recipe.model.fan_in, recipe.model.layout().candidates(), what="model.fan_in")
 
 
 def values_of(text: str, what: str) -> tuple[str, ...]:
-    """Values as people write them: `1..17`, `0.1,0.3`, `1,2,5..8`; commas in brackets or quotes are no ends."""
+    """Parse values such as `1..17`, `0.1,0.3` or `1,2,5..8`; commas in brackets or quotes do not separate."""
     found: list[str] = []
     for part in map(str.strip, re.findall(PART, text)):
         if match := re.fullmatch(r"(\d+)\.\.(\d+)", part):
             first, last = map(int, match.groups())
             if last < first:
                 raise ConfigError(
-                    f"{what} {cut(text)}: {cut(part)} is no range; write the smaller number first, such as 1..8."
+                    f"{what} {cut(text)}: {cut(part)} is not a range; write the smaller number first, such as 1..8."
                 )
-            if last - first > MOST:
-                raise ConfigError(f"{what} {cut(text)}: {cut(part)} is a range of more than {MOST:,} values.")
+            if last - first > MAX_CELLS:
+                raise ConfigError(f"{what} {cut(text)}: {cut(part)} has more than {MAX_CELLS:,} values; use fewer.")
             found += map(str, range(first, last + 1))
         elif part:
             found.append(part)
@@ -124,23 +126,25 @@ def values_of(text: str, what: str) -> tuple[str, ...]:
 
 
 def field_and_values(text: str) -> tuple[str, tuple[str, ...]]:
-    """`phase.learn.mask_lr=0.1,0.3` as a field and its values."""
+    """Parse `phase.learn.mask_lr=0.1,0.3` into a field and its values."""
     field, equals, values = text.partition("=")
     if not equals or not field.strip():
-        raise ConfigError(f"--over {cut(text)}: needed is FIELD=VALUES, such as phase.learn.mask_lr=0.1,0.3.")
+        raise ConfigError(f"--over is {shown(text)}; it must be FIELD=VALUES, such as phase.learn.mask_lr=0.1,0.3.")
     return field.strip(), values_of(values, f"--over {field.strip()}")
 
 
 def seeds_of(text: str) -> tuple[int, ...]:
-    """`4` is four seeds from 0 on; `0,7` and `2..5` are just those."""
+    """Parse seeds: `4` means seeds 0 to 3; `0,7` and `2..5` mean those seeds."""
     if not re.fullmatch(r"[\d.,\s]+", text):
-        raise ConfigError(f"--seeds is {shown(text)}; it must be how many, such as 4, or which, such as 2..5 or 0,7.")
+        raise ConfigError(
+            f"--seeds is {shown(text)}; it must be a number of seeds, such as 4, or a list, such as 2..5 or 0,7."
+        )
     if text.strip().isdigit():
         count = int(text)
-        if not 1 <= count <= MOST:
-            raise ConfigError(f"--seeds is {count}; it must be 1 or more, and {MOST:,} at most.")
+        if not 1 <= count <= MAX_CELLS:
+            raise ConfigError(f"--seeds is {count}; it must be from 1 to {MAX_CELLS:,}.")
         return tuple(range(count))
     found = values_of(text, "--seeds")
     if not all(value.isdigit() for value in found):
-        raise ConfigError(f"--seeds is {shown(text)}; it must be whole numbers.")
+        raise ConfigError(f"--seeds is {shown(text)}; it must be integers, such as 2..5 or 0,7.")
     return tuple(dict.fromkeys(map(int, found)))

@@ -1,4 +1,4 @@
-"""Results that outlive their run folders: one small JSON file a run, to be committed, compared and counted as done."""
+"""Results that outlive their run folders: one small JSON file per run, which can be committed and compared."""
 
 from __future__ import annotations
 
@@ -24,62 +24,64 @@ from maskconnect.training.run_files import SUMMARY, TEXT, WIRING, check
 FORMAT = 2
 FILE = {"recipe": {}, "summary": SUMMARY, "images": TEXT, "wiring": WIRING, "starts": [{}]}
 STARTS = ("time", "commit", "device", "precision", "cpu", "cuda", "threads", "torch")
-"""What is kept of how a run was started."""
+"""The fields of environment.json that are kept."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a run, as its folder or a kept file tells it."""
+    """The result of a run, read from its folder or from a kept file."""
 
     place: Path
     recipe: Recipe
     summary: dict[str, Any]
-    images: str  # a checksum of those that it was tested on
+    images: str  # a checksum of the test images
     wiring: Any
     starts: tuple[dict[str, Any], ...]
 
     def accuracy(self, on: str = "test") -> float:
-        """Top-1 of the last epoch, in %."""
+        """Return the top-1 accuracy of the last epoch, in %."""
         found = self.summary.get(on)
         if found is None:
-            raise ConfigError(f"{self.place} has no {on} images; its recipe must set data.validation.")
+            raise ConfigError(f"{self.place} has no {on} images; use runs whose recipe sets data.validation.")
         return float(found["top1"])
 
     @property
     def left(self) -> int:
-        """How many parameters pruning leaves."""
+        """The number of parameters after pruning."""
         return int(self.summary["parameters"]["pruned"])
 
 
 def of_run(folder: RunFolder) -> Result:
-    """What came of a run that has ended."""
+    """Return the result of a finished run."""
     images = folder.data()["test"]["sha256"]
     starts = tuple({key: start[key] for key in STARTS if key in start} for start in folder.starts())
     return Result(folder.path, folder.recipe(), folder.summary(), images, folder.wiring(), starts)
 
 
 def of_file(path: Path) -> Result:
-    """What a kept file tells."""
+    """Read a kept result."""
     try:
         found = read_json(path)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}; name a run folder or a kept result.") from None
+        raise ConfigError(
+            f"{path} cannot be read: {error}; name a run folder or a result file that `sweep --keep` wrote."
+        ) from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         old = isinstance(found, dict) and found.get("format") == 1
-        hint = "; tools/new_format.py converts results of format 1" if old else ""
-        raise ConfigError(f"{path} is not a kept result of this version of maskconnect{hint}.")
+        hint = "; tools/new_format.py of the repository converts it" if old else ""
+        raise ConfigError(f"{path} is not a result file of this version of maskconnect{hint}.")
     try:
         check(found, FILE, "it")
         recipe = read(Recipe, found["recipe"])
         return Result(path, recipe, found["summary"], found["images"], found["wiring"], tuple(found["starts"]))
     except (ValueError, ConfigError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from None
+        raise CheckpointError(f"{path} is damaged: {error}. Use another copy, or run it again.") from None
 
 
 def find_results(places: Sequence[Path]) -> list[Result]:
-    """What is meant by some places: kept files or folders of them, run folders or folders of them.
+    """Find results in places: kept files, run folders, or folders of either.
 
-    Runs that have not ended are left out, unless they were named themselves.
+    Unfinished runs are left out, unless they were named themselves.
     """
     found: list[Result] = []
     for place in places:
@@ -93,7 +95,7 @@ def find_results(places: Sequence[Path]) -> list[Result]:
 
 
 def _is_kept(place: Path) -> bool:
-    """Whether a folder is one of kept files."""
+    """Return whether a folder holds kept files."""
     return (
         place.is_dir()
         and any(place.glob("*.json"))
@@ -103,20 +105,20 @@ def _is_kept(place: Path) -> bool:
 
 
 class Kept:
-    """A folder of kept results, known by what recipe, with what seed, each is of."""
+    """A folder of kept results, found by recipe and seed."""
 
     def __init__(self, place: Path) -> None:
         if place.exists() and not place.is_dir():
-            raise ConfigError(f"--keep {place} is no folder; name one for kept results.")
+            raise ConfigError(f"--keep {place} is not a folder; name a folder for result files.")
         self.place = place
         self.found = {key_of(result.recipe): result for result in map(of_file, sorted(place.glob("*.json")))}
 
     def get(self, recipe: Recipe) -> Result | None:
-        """The result of just this recipe, whatever it is called."""
+        """Return the result of exactly this recipe, whatever its name."""
         return self.found.get(key_of(recipe))
 
     def keep(self, folder: RunFolder) -> Path:
-        """Keep what came of a run; an error if that is damaged."""
+        """Keep the result of a run; fail if it is damaged."""
         result = of_run(folder)
         result.accuracy()
         recipe = replace(result.recipe, about="", paper=None)
@@ -138,7 +140,7 @@ class Kept:
         return place
 
     def _place(self, result: Result) -> Path:
-        """A file for a run; another where the name is taken by another run, as of a recipe that is not ours."""
+        """Return the file for a run, with a longer name if another run has the usual one."""
         name, key = name_of(result), key_of(result.recipe)
         place = self.place / f"{name}.json"
         if place.exists() and key_of(of_file(place).recipe) != key:
@@ -147,19 +149,19 @@ class Kept:
 
 
 def key_of(recipe: Recipe) -> str:
-    """What two recipes have in common only if they are the same run."""
+    """Return a text that two recipes share only if they describe the same run."""
     return write(replace(recipe, name="", about="", paper=None))
 
 
 def name_of(result: Result) -> str:
-    """What the file of a run is called: its recipe, what was changed in it, and the seed.
+    """Return the name of a run's file: its recipe, the fields that were changed, and the seed.
 
-    With a wiring that was given it is called as its folder, which says where that comes from.
+    With an explicit wiring, it is the name of the run folder, which says where the wiring comes from.
     """
     recipe, changed = result.recipe, list[str]()
     if not isinstance(recipe.model.connectivity, str):
         return folder_name(f"{recipe.name.replace('/', '-')}_{result.place.name}")
-    with suppress(ConfigError):  # a recipe from a file that is not here
+    with suppress(ConfigError):  # a recipe from a file that does not exist here
         own, usual = (assignments(write(r)) for r in (recipe, load(recipe.name)))
         differing = [key for key in own if key not in ("about", "seed") and own[key] != usual.get(key)]
         changed = [f"{key.rpartition('.')[2]}={own[key].strip(chr(34))}" for key in differing]

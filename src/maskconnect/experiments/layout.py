@@ -1,4 +1,4 @@
-"""A table of the paper with our numbers in it, in the paper's own layout, for the terminal, Markdown, CSV and LaTeX."""
+"""A table of the paper with our numbers, in the layout of the paper, for the terminal, Markdown, CSV and LaTeX."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ NOTES = (
 
 @dataclass(frozen=True)
 class Table:
-    """Text in rows; the first of each block has the name of the network."""
+    """Text in rows; the first row of each block has the name of the network."""
 
     title: str
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...]
     scale: str = "paper"
-    data: str = ""  # what it was trained and tested on
+    data: str = ""  # the data set
 
     def markdown(self) -> str:
-        """As GitHub reads it."""
+        """Return the table as Markdown."""
         lines = [f"**{self.title}**", "", _pipes(self.head), _pipes(["---"] * len(self.head))]
         return "\n".join([*lines, *map(_pipes, self.rows), "", *(f"- {note}" for note in self.notes), ""])
 
     def csv(self) -> str:
-        """For spreadsheets; every row has all its cells."""
+        """Return the table as CSV; every row has all its cells."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow([*self.head, "data", "scale"])
@@ -48,7 +48,7 @@ class Table:
         return text.getvalue()
 
     def latex(self) -> str:
-        """With booktabs."""
+        """Return the table as LaTeX, with booktabs."""
         lines = [
             r"\begin{tabular}{ll" + "c" * (len(self.head) - 2) + "}",
             r"\toprule",
@@ -74,7 +74,7 @@ def _ampersands(cells: Sequence[str]) -> str:
 
 
 def table_of(title: str, outcomes: Sequence[Outcome], *, scale: str, compared: bool = True) -> Table:
-    """Our numbers beside the paper's: a row a recipe, a block a network, compared with the first row of the block."""
+    """Put our numbers next to the paper's: a row per recipe, a block per network, with the baseline first."""
     groups: dict[tuple[str, ...], list[Outcome]] = {}
     for outcome in outcomes:
         groups.setdefault(outcome.cell.values, []).append(outcome)
@@ -130,7 +130,7 @@ def _millions(ours: Sequence[int], theirs: float | None) -> str:
 
 
 def _line(text: str) -> str:
-    """A text on one line, whatever is in it."""
+    """Put a text on one line."""
     return " ".join(text.split())
 
 

@@ -1,6 +1,6 @@
-"""The tables and figures of the paper, each as the runs that it is made of.
+"""The tables and figures of the paper, each with its runs.
 
-`paper` scale is the experiment of the paper; `quick` is the same question at a size for two cores, and no more.
+`paper` scale is the experiment of the paper; `quick` asks the same question at a size for two cores.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ SCALES = ("paper", "quick")
 
 @dataclass(frozen=True)
 class Row:
-    """A recipe with something set; its runs differ in their seeds."""
+    """A recipe with some fields set; its runs differ in their seeds."""
 
     recipe: str
     settings: tuple[str, ...] = ()
-    control: str = ""  # which control it is, if one: see controls.py
-    label: str = ""  # what a table calls it, where that does not follow from the recipe
+    control: str = ""  # the name of the control, if it is one: see controls.py
+    label: str = ""  # its name in tables, if that does not follow from the recipe
 
     @property
     def name(self) -> str:
-        """What its folders begin with."""
+        """The start of the names of its run folders."""
         words = [self.recipe.rpartition("/")[2].removesuffix(".toml"), *(s.rpartition(".")[2] for s in self.settings)]
         return "_".join([*words, *([self.control] if self.needs_wiring else [])])
 
@@ -35,7 +35,7 @@ class Row:
         return self.control in ("retrained", "shuffled")
 
     def cell(self, seed: int) -> Cell:
-        """The run of a seed."""
+        """Return the run of a seed."""
         recipe = replace(load(self.recipe, self.settings), seed=seed)
         name = f"{self.name}_seed={seed}"
         return Cell(
@@ -48,18 +48,18 @@ class Experiment:
     """A table or a figure."""
 
     name: str
-    title: str  # without the data, which the recipes of a scale say
+    title: str  # without the data set, which depends on the scale
     shows: str  # "table", or the key of a chart: "fan-in", "branching"; "wiring" for figure 4
     paper: tuple[Row, ...]
     quick: tuple[Row, ...] = ()
-    seeds: int = 4  # as in the paper, where it has several runs
+    seeds: int = 4  # as in the paper, if it has several runs
 
     def title_at(self, scale: str) -> str:
-        """The title, with the data of a scale."""
+        """Return the title, with the data set of a scale."""
         return f"{data_names(recipes_of(self, scale))}, {self.title}"
 
     def rows(self, scale: str) -> tuple[Row, ...]:
-        """The runs at a scale."""
+        """Return the rows at a scale."""
         return self.paper if scale == "paper" else self.quick
 
 
@@ -175,5 +175,5 @@ EXPERIMENTS = {
 
 
 def recipes_of(experiment: Experiment, scale: str) -> list[Recipe]:
-    """The recipes of its rows."""
+    """Return the recipes of an experiment's rows."""
     return [load(row.recipe, row.settings) for row in experiment.rows(scale)]

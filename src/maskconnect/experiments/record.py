@@ -1,4 +1,4 @@
-"""Results that were really obtained, kept in a file by the command that obtained them."""
+"""The file of results: each table is written by the command that computed it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Written by `maskconnect reproduce`, never by hand: each section is replaced when
 
 
 def provenance(outcomes: Sequence[Outcome], command: str) -> list[str]:
-    """What the numbers come from: the command, the recipes, seeds, dates, commits and machines of the runs."""
+    """Say where numbers come from: the command, recipes, seeds, dates, commits and machines of the runs."""
     ended = [outcome for outcome in outcomes if outcome.summary is not None]
     starts = [
         start
@@ -35,7 +35,7 @@ def provenance(outcomes: Sequence[Outcome], command: str) -> list[str]:
     found = {
         "command": f"`{command}`",
         "recipes": ", ".join(f"`{recipe}`" for recipe in recipes),
-        "seeds": ", ".join(map(str, seeds)) or "none has ended",
+        "seeds": ", ".join(map(str, seeds)) or "none has finished",
         "dates": " to ".join(dict.fromkeys([dates[0], dates[-1]])) if dates else "",
         "commits": ", ".join(sorted({_commit(start) for start in starts})),
         "machine": ", ".join(sorted({_machine(start) for start in starts})),
@@ -44,7 +44,7 @@ def provenance(outcomes: Sequence[Outcome], command: str) -> list[str]:
 
 
 def provenance_here(command: str, options: Options) -> list[str]:
-    """What numbers that were found in this process come from."""
+    """Say where numbers that this process computed come from."""
     start = environment(options)
     found = {
         "command": f"`{command}`",
@@ -56,7 +56,7 @@ def provenance_here(command: str, options: Options) -> list[str]:
 
 
 def _commit(start: dict[str, Any]) -> str:
-    """In short; with a + if files had changed since."""
+    """Shorten the commit; a + means that files had changed since."""
     found = str(start.get("commit") or "no checkout")
     return found[:12] + "+" * found.endswith("+")
 
@@ -68,20 +68,20 @@ def _machine(start: dict[str, Any]) -> str:
 
 
 def check_place(place: Path) -> str:
-    """What a file of results holds, or begins with; an error if results cannot be kept there."""
+    """Return the text of a file of results, or the opening of a new one; fail if results cannot be written there."""
     if not place.parent.is_dir():
-        raise ConfigError(f"--results {place}: there is no folder {place.parent}.")
+        raise ConfigError(f"--results {place}: the folder {place.parent} does not exist; create it first.")
     try:
         text = read_text(place) if place.exists() else OPENING
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--results {place} cannot be read: {error}; name a Markdown file.") from None
     if not text.startswith(OPENING):
-        raise ConfigError(f"--results {place} is not a file of results of maskconnect; name another.")
+        raise ConfigError(f"--results {place} exists and is not a maskconnect file of results; name another file.")
     return text
 
 
 def record(place: Path, name: str, scale: str, table: Table, lines: Sequence[str]) -> None:
-    """Put a table into the file of results, in the place of an older one of the same name and scale."""
+    """Write a table to the file of results, replacing an older one of the same name and scale."""
     text = check_place(place)
     section = "\n".join([f"## {name}, {scale} scale", "", table.markdown(), *(f"- {line}" for line in lines), ""])
     older = re.compile(rf"^## {re.escape(name)}, {scale} scale\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)

@@ -1,4 +1,4 @@
-"""What a sweep has found: a table of means over seeds, and a file with every cell."""
+"""The results of a sweep: a table of means over seeds, and a CSV file with every run."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ FILE = "results.csv"
 
 
 def table(grid: Grid, outcomes: Sequence[Outcome]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """A row for every combination of values: head, and rows."""
+    """Return the head and the rows of a table, with a row per combination of values."""
     fields = [field for field, _ in grid.over]
-    head = (*fields, "seeds", "test accuracy, %", "after pruning", "time a run")
+    head = (*fields, "seeds", "test accuracy, %", "after pruning", "time per run")
     rows: list[tuple[str, ...]] = []
     for values in dict.fromkeys(outcome.cell.values for outcome in outcomes):
         members = [outcome for outcome in outcomes if outcome.cell.values == values]
@@ -37,7 +37,7 @@ def table(grid: Grid, outcomes: Sequence[Outcome]) -> tuple[tuple[str, ...], lis
 
 
 def _others(out: Path, head: list[str], now: set[str]) -> list[list[str]]:
-    """The rows of earlier calls whose runs are still there."""
+    """Return the rows of earlier sweeps whose runs still exist."""
     try:
         first, *rows = list(csv.reader(read_text(out / FILE).splitlines()))
     except (OSError, ValueError):
@@ -48,7 +48,7 @@ def _others(out: Path, head: list[str], now: set[str]) -> list[list[str]]:
 
 
 def write_results(grid: Grid, outcomes: Sequence[Outcome], out: Path) -> Path:
-    """Every cell as a line of a CSV file; those of earlier calls, with other values or seeds, stay."""
+    """Write every run as a line of a CSV file; keep those of earlier sweeps with other values or seeds."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     numbers = ("top1", "top5", "parameters", "pruned", "seconds")

@@ -1,4 +1,4 @@
-"""What a job of SLURM does: `maskconnect train`, with its output where a sweep of one machine has it."""
+"""A SLURM job: `maskconnect train`, with its output where a local sweep writes it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from maskconnect.experiments.grid import Cell
 from maskconnect.training.files import write_atomically
 
 PLACE = "slurm"
-"""The folder, beside those of the runs, for what is needed to talk with the jobs."""
+"""The folder for files of the jobs, next to the run folders."""
 
 
 @dataclass(frozen=True)
 class Train:
-    """What a job does: `maskconnect train` in its own process, so that each signal reaches the run, and once."""
+    """A job: `maskconnect train` in the process of the job, so that each signal reaches the run exactly once."""
 
     words: tuple[str, ...]
     folder: Path
@@ -32,15 +32,17 @@ class Train:
 
     @classmethod
     def of(cls, cell: Cell, out: Path, options: Sequence[str]) -> Train:
-        """The job of a cell."""
+        """Return the job of a cell."""
         return cls((*words_of(cell, out), *options), out / cell.name, log_of(cell, out), code_file(cell, out))
 
     def __call__(self) -> None:
-        """Train, and leave the exit code; an error if it is not 0, for SLURM to see."""
-        self.code.unlink(missing_ok=True)  # of before SLURM queued it again
+        """Train, and write the exit code; raise an error if it is not 0, so that SLURM marks the job as failed."""
+        self.code.unlink(missing_ok=True)  # left from before SLURM queued it again
         before = self._checkpoints()
         code = self._train()
-        if code == 128 + signal.SIGUSR2 and self._checkpoints() != before:  # else it would go on like this for ever
+        if (
+            code == 128 + signal.SIGUSR2 and self._checkpoints() != before
+        ):  # without progress, it would be queued forever
             _, trouble = run_command(["scontrol", "requeue", _own_number(os.environ)])
             if not trouble:
                 raise SystemExit(code)
@@ -49,7 +51,7 @@ class Train:
             raise RuntimeError(f"exit code {code}; see {self.log}")
 
     def _train(self) -> int:
-        """The command in this process, its output in its log."""
+        """Run the command in this process, with its output in its log."""
         words = ["maskconnect", *self.words]
         if "--threads" not in words and (cpus := _cpus(os.environ)):
             processes = int(words[words.index("--nproc") + 1]) if "--nproc" in words else 1
@@ -79,32 +81,32 @@ class Train:
 
 
 def code_file(cell: Cell, out: Path) -> Path:
-    """Where a job leaves its exit code."""
+    """Return the file for the exit code of a job."""
     return out / PLACE / f"{cell.name}.code"
 
 
 def _own_number(variables: Mapping[str, str]) -> str:
-    """The number of the job that this process is."""
+    """Return the job number of this process."""
     if "SLURM_ARRAY_JOB_ID" in variables:
         return f"{variables['SLURM_ARRAY_JOB_ID']}_{variables['SLURM_ARRAY_TASK_ID']}"
     return variables["SLURM_JOB_ID"]
 
 
 def _cpus(variables: Mapping[str, str]) -> int:
-    """How many CPUs this process may use; 0 where SLURM does not tell."""
+    """Return how many CPUs this process may use; 0 if SLURM does not say."""
     return int(variables.get("SLURM_CPUS_PER_TASK") or variables.get("SLURM_CPUS_ON_NODE") or 0)
 
 
 def run_command(words: Sequence[str]) -> tuple[str, str]:
-    """What a command of SLURM prints, and what went wrong, if anything; Ctrl-C is not for it."""
+    """Run a command of SLURM, out of reach of Ctrl-C; return its output, and an error message or ""."""
     try:
         done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60, start_new_session=True)
     except subprocess.TimeoutExpired:
-        return "", f"{words[0]} takes longer than a minute"
+        return "", f"{words[0]} took longer than a minute"
     return done.stdout, (first_line(done.stderr) or f"exit code {done.returncode}") if done.returncode else ""
 
 
 def first_line(said: str) -> str:
-    """The first line of what SLURM says, without the name of the command."""
+    """Return the first line of a message, without the name of the command."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     return re.sub(r"^\w+: ((error|fatal): )?", "", lines[0]).rstrip(".") if lines else ""

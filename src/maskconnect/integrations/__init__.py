@@ -1,4 +1,4 @@
-"""Callbacks and helpers for the libraries that people train with; each file needs its own library only."""
+"""Callbacks and helpers for other training libraries; each file needs only its own library."""
 
 import importlib
 from typing import Any
@@ -7,7 +7,7 @@ FILES = ("fsdp", "huggingface", "lightning")
 
 
 def __getattr__(name: str) -> Any:
-    """A file of this package, imported when it is first asked for."""
+    """Import a file of this package on first use."""
     if name not in FILES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return importlib.import_module(f"{__name__}.{name}")

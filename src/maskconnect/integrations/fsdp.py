@@ -1,14 +1,14 @@
-"""FSDP2, torch's `fully_shard`, for models with masks.
+"""FSDP2 (torch's `fully_shard`) for models with masks.
 
     shard(model, mesh=mesh)
-    optimizer = torch.optim.AdamW(mc.param_groups(model, lr=1e-3, mask_lr=0.1))  # after: sharding replaces parameters
+    optimizer = torch.optim.AdamW(mc.param_groups(model, lr=1e-3, mask_lr=0.03))  # after: sharding replaces parameters
     mc.attach(optimizer, model)
 
-Weights are sharded. Masks are small and every process draws from all of them, so they stay whole on each: their
+Weights are sharded. Masks are small, and every process draws from all of them, so each process keeps them whole: their
 gradients are averaged, and all processes make the same update.
 
 torch's clip_grad_norm_ does not take sharded and whole gradients together: clip `optimizer.param_groups[0]["params"]`.
-Load a checkpoint before `mc.attach`.
+Load a checkpoint before you call `mc.attach`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def shard(model: nn.Module, **options: Any) -> nn.Module:
     """Shard a model with masks in place: each module of its stacks by itself, then the rest.
 
     Args:
-        model: a model with masks, on every process the same.
+        model: a model with masks, the same on every process.
         options: those of `fully_shard`: `mesh`, `reshard_after_forward`, `mp_policy` and so on.
     """
     ignored = real_masks(model) | options.pop("ignored_params", set())
@@ -40,14 +40,14 @@ def shard(model: nn.Module, **options: Any) -> nn.Module:
 
 
 def real_masks(model: nn.Module) -> set[nn.Parameter]:
-    """The `ignored_params` of your own calls of `fully_shard`."""
+    """Return the `ignored_params` for your own calls of `fully_shard`."""
     return {masks.real for masks in masks_of(model)}
 
 
 def average_masks(model: nn.Module, mesh: DeviceMesh | None = None) -> None:
     """Average the gradients of the masks over all processes, or those of a mesh, in every backward pass.
 
-    The mean of gradients that were averaged before is the same again, so parts of a batch may be accumulated.
+    Averaging gradients a second time does not change them, so parts of a batch may be accumulated.
     """
     groups = [None] if mesh is None else [mesh.get_group(axis) for axis in range(mesh.ndim)]
 

@@ -1,10 +1,10 @@
 """A callback for the Trainer of Hugging Face transformers.
 
-    callback = MaskConnectCallback(mask_lr=0.1, how=mc.Blend(steps=1000), draw="wiring.svg")
+    callback = MaskConnectCallback(mask_lr=0.03, how=mc.Blend(steps=1000), draw="wiring.svg")
     Trainer(model=model, args=args, train_dataset=data, callbacks=[callback]).train()
 
-The Trainer makes its optimizer, its scheduler and its checkpoints as always. The masks stay in the group where it puts
-them, follow its schedule from `mask_lr`, and are in its checkpoints: `train(resume_from_checkpoint=True)` continues.
+The Trainer creates its optimizer, scheduler and checkpoints as usual. The masks stay in the parameter group where it
+puts them, follow its schedule from `mask_lr`, and are in its checkpoints: `train(resume_from_checkpoint=True)` resumes.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class MaskConnectCallback(TrainerCallback):  # type: ignore[misc]
         self.is_first = False
 
     def add_to(self, trainer: Any) -> None:
-        """Add this to a Trainer before its loggers, so that TensorBoard and the like get the metrics of the masks too.
+        """Add this callback to a Trainer before its loggers, so that TensorBoard and others log the mask metrics.
 
-        In `callbacks=[...]` it would come after them.
+        With `callbacks=[...]` it would come after them.
         """
         trainer.callback_handler.callbacks.insert(0, self)
         self.is_first = True
@@ -62,15 +62,15 @@ class MaskConnectCallback(TrainerCallback):  # type: ignore[misc]
         """Attach the masks."""
         if args.report_to and not self.is_first:
             warnings.warn(
-                f"the metrics of the masks do not reach {', '.join(args.report_to)}, which the Trainer calls before "
-                "its callbacks; use callback.add_to(trainer) instead of callbacks=[callback].",
+                f"the metrics of the masks do not reach {', '.join(args.report_to)}, because the Trainer calls "
+                "loggers before other callbacks; use callback.add_to(trainer) instead of callbacks=[callback].",
                 stacklevel=2,
             )
-        unwrapped = getattr(optimizer, "optimizer", optimizer)  # accelerate's wrapper does not run hooks itself
+        unwrapped = getattr(optimizer, "optimizer", optimizer)  # accelerate's wrapper does not run hooks
         self.course.begin(unwrapped, model, step=state.global_step, epoch=state.epoch or 0.0)
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: nn.Module, **_: Any) -> None:
-        """Freeze the masks if it is time to; the Trainer logs, evaluates and saves after this."""
+        """Freeze the masks if learning is over; the Trainer logs, evaluates and saves after this."""
         self.course.after_step(model, step=state.global_step, epoch=state.epoch)
 
     def on_log(
@@ -78,9 +78,9 @@ class MaskConnectCallback(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         """Add the metrics of the masks to what the Trainer logs in training."""
         if logs is not None and "loss" in logs:
-            found = self.course.tell(model)
+            found = self.course.report(model)
             logs.update(found)
-            state.log_history[-1].update(found)  # a copy of `logs`, made before
+            state.log_history[-1].update(found)  # an earlier copy of `logs`
 
     def on_train_end(self, args: Any, state: Any, control: Any, model: nn.Module, **_: Any) -> None:
         """Draw the wiring."""

@@ -1,12 +1,12 @@
 """A callback for the Trainer of Lightning.
 
     def configure_optimizers(self):
-        return torch.optim.AdamW(mc.param_groups(self, lr=1e-3, mask_lr=0.1))
+        return torch.optim.AdamW(mc.param_groups(self, lr=1e-3, mask_lr=0.03))
 
     callback = MaskConnectCallback(how=mc.Blend(steps=1000), draw="wiring.svg")
     Trainer(max_epochs=10, callbacks=[callback]).fit(module, loader)
 
-The masks are in Lightning's checkpoints: `fit(module, loader, ckpt_path=...)` continues.
+The masks are in Lightning's checkpoints: `fit(module, loader, ckpt_path=...)` resumes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class MaskConnectCallback(Callback):  # type: ignore[misc]
 
     Args:
         how: `mc.Draw()`, the default, or `mc.Blend(steps=N)`.
-        mask_lr: the learning rate of the masks, where `configure_optimizers` does not use `mc.param_groups`.
+        mask_lr: the learning rate of the masks, if `configure_optimizers` does not use `mc.param_groups`.
         freeze_at: the optimizer step after which masks are frozen. By default, when `how` has taken its `steps`.
         freeze_at_epoch: the number of epochs after which masks are frozen, instead of `freeze_at`.
         draw: a file for the wiring at the end of training, .svg or .png.
@@ -49,16 +49,16 @@ class MaskConnectCallback(Callback):  # type: ignore[misc]
         )
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Attach the masks, when model and optimizer have been restored."""
+        """Attach the masks, after model and optimizer have been restored."""
         optimizer = _optimizer(trainer, pl_module)
         self.course.begin(optimizer, pl_module, step=trainer.global_step, epoch=trainer.current_epoch)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        """Freeze the masks if it is time to, and log; Lightning evaluates and saves after this."""
+        """Freeze the masks if learning is over, and log; Lightning evaluates and saves after this."""
         epoch = trainer.current_epoch + trainer.is_last_batch
         self.course.after_step(pl_module, step=trainer.global_step, epoch=epoch)
-        if trainer._logger_connector.should_update_logs:  # as Lightning's own monitors ask
-            pl_module.log_dict(self.course.tell(pl_module))
+        if trainer._logger_connector.should_update_logs:  # the condition of Lightning's own monitors
+            pl_module.log_dict(self.course.report(pl_module))
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Draw the wiring."""
@@ -67,7 +67,7 @@ class MaskConnectCallback(Callback):  # type: ignore[misc]
 
 
 def _optimizer(trainer: Any, pl_module: Any) -> Optimizer:
-    """The optimizer that holds the masks; if none does, `mc.attach` says what to do."""
+    """Return the optimizer that holds the masks; if none does, `mc.attach` says what to do."""
     optimizers: list[Optimizer] = trainer.optimizers
     real = {id(masks.real) for masks in masks_of(pl_module)}
     holds = [o for o in optimizers if any(id(p) in real for group in o.param_groups for p in group["params"])]

@@ -1,4 +1,4 @@
-"""The families of networks: a description (a spec) of each, and `build`, which makes the network of any."""
+"""The families of networks: a spec describes a network, and `build` builds it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -34,11 +34,11 @@ BUILDERS: dict[type[Spec], Callable[[Any], Classifier]] = {
 FAMILIES: dict[str, type[Spec]] = {spec.FAMILY: spec for spec in BUILDERS}
 
 RETIRED = ("mask_credit",)
-"""Options of networks that version 0.1 saved; a trained network does not need them."""
+"""Options in networks saved by version 0.1 that a trained network does not need."""
 
 
 def build(spec: Spec) -> Classifier:
-    """The network that `spec` describes."""
+    """Build the network that `spec` describes."""
     if type(spec) not in BUILDERS:
         known = ", ".join(kind.__name__ for kind in BUILDERS)
         raise ConfigError(f"spec is a {type(spec).__name__}; it must be one of {known}.")
@@ -46,7 +46,7 @@ def build(spec: Spec) -> Classifier:
 
 
 def read_spec(found: Mapping[str, Any]) -> Spec:
-    """The spec that `spec.describe()` described."""
+    """Return the spec from its description by `spec.describe()`."""
     options = {name: value for name, value in found.items() if name not in RETIRED}
     family = options.pop("family", None)
     if family not in FAMILIES:
@@ -54,6 +54,6 @@ def read_spec(found: Mapping[str, Any]) -> Spec:
     kind = FAMILIES[family]
     known = {field.name for field in fields(kind)}
     for name in options.keys() ^ known:
-        what = "is not known" if name in options else "is missing"
+        what = "is unknown" if name in options else "is missing"
         raise ConfigError(f"{name} {what} in the description of a {family}.")
     return kind(**options)

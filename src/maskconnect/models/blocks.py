@@ -1,7 +1,7 @@
-"""What the networks of the paper are made of: stems, residual blocks, the classifier.
+"""The parts of the paper's networks: stems, residual blocks, the classifier.
 
-Every convolution has no bias and a batch norm after it. Where a block subsamples, its 3x3 convolution does, as in the
-ResNeXt paper's own code; the ResNet-50 whose 76.15 % our paper starts from does so too.
+Every convolution has no bias and is followed by a batch norm. If a block subsamples, its 3x3 convolution does it, as in
+the code of the ResNeXt paper, and as in the ResNet-50 with 76.15 % that our paper starts from.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 def conv(inputs: int, outputs: int, kernel: int, stride: int = 1, *, branches: int = 1) -> nn.Conv2d:
-    """A convolution, initialised after He et al. for its outputs.
+    """Return a convolution with the initialization of He et al. (fan-out).
 
-    One of several parallel `branches` starts as a part of the one wide convolution that it is in plain ResNeXt.
+    Each of several parallel `branches` starts like its part of the one wide convolution in plain ResNeXt.
     """
     layer = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
     nn.init.normal_(layer.weight, std=math.sqrt(2 / (kernel**2 * outputs * branches)))
@@ -30,17 +30,17 @@ def conv(inputs: int, outputs: int, kernel: int, stride: int = 1, *, branches: i
 
 
 def cifar_stem(inputs: int, width: int) -> nn.Sequential:
-    """3x3: images of 32 px, as they are."""
+    """Return the stem for images of 32 px: a 3x3 convolution."""
     return nn.Sequential(conv(inputs, width, 3), nn.BatchNorm2d(width), nn.ReLU(inplace=True))
 
 
 def mini_stem(inputs: int, width: int) -> nn.Sequential:
-    """3x3 and a max pool (table 7): images of 64 px, halved."""
+    """Return the stem for images of 64 px (table 7): 3x3 and a max pool, which halves them."""
     return cifar_stem(inputs, width).append(nn.MaxPool2d(3, stride=2, padding=1))
 
 
 def imagenet_stem(inputs: int, width: int) -> nn.Sequential:
-    """7x7 with stride 2 and a max pool: images of 224 px, to a quarter."""
+    """Return the stem for images of 224 px: 7x7 with stride 2 and a max pool, to a quarter of their size."""
     layers = conv(inputs, width, 7, 2), nn.BatchNorm2d(width), nn.ReLU(inplace=True)
     return nn.Sequential(*layers, nn.MaxPool2d(3, stride=2, padding=1))
 
@@ -56,12 +56,12 @@ class Block(nn.Module):
         self.residual, self.shortcut = residual, shortcut
 
     def forward(self, x: Tensor) -> Tensor:
-        """The output of the block."""
+        """Return the output of the block."""
         return F.relu(self.residual(x) + self.shortcut(x))
 
 
 class ResidualBlock(Residual):
-    """The same block as a pair, F(x) and S(x), built by us: pruning knows how its parts round odd sizes."""
+    """The same block as a pair, F(x) and S(x). Its parts round odd sizes up, which `mc.prune` relies on."""
 
 
 class ZeroPadding(nn.Module):
@@ -72,17 +72,17 @@ class ZeroPadding(nn.Module):
         self.zeros, self.stride = outputs - inputs, stride
 
     def forward(self, x: Tensor) -> Tensor:
-        """x, smaller and deeper."""
+        """Subsample x, and add channels of zeros."""
         return subsampled(x, (self.stride, self.stride), self.zeros)
 
 
 def projection(inputs: int, outputs: int, stride: int) -> nn.Sequential:
-    """The shortcut with parameters: a 1x1 convolution and a batch norm."""
+    """Return the shortcut with parameters: a 1x1 convolution and a batch norm."""
     return nn.Sequential(conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
 
 
 def basic(inputs: int, outputs: int, stride: int) -> nn.Sequential:
-    """Two 3x3 convolutions."""
+    """Return two 3x3 convolutions."""
     return nn.Sequential(
         *(conv(inputs, outputs, 3, stride), nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)),
         *(conv(outputs, outputs, 3), nn.BatchNorm2d(outputs)),
@@ -90,7 +90,7 @@ def basic(inputs: int, outputs: int, stride: int) -> nn.Sequential:
 
 
 def bottleneck(inputs: int, width: int, outputs: int, stride: int, *, branches: int = 1) -> nn.Sequential:
-    """1x1, 3x3, 1x1: a block of a deep ResNet, or one of the parallel branches of a ResNeXt module."""
+    """Return 1x1, 3x3, 1x1: a block of a deep ResNet, or one of the parallel branches of a ResNeXt module."""
     return nn.Sequential(
         *(conv(inputs, width, 1, branches=branches), nn.BatchNorm2d(width), nn.ReLU(inplace=True)),
         *(conv(width, width, 3, stride, branches=branches), nn.BatchNorm2d(width), nn.ReLU(inplace=True)),
@@ -99,7 +99,7 @@ def bottleneck(inputs: int, width: int, outputs: int, stride: int, *, branches: 
 
 
 def preactivation(layers: nn.Sequential) -> nn.Sequential:
-    """The convolutions of a block in the order batch norm, ReLU, convolution."""
+    """Reorder the layers of a block: batch norm, ReLU, convolution."""
     convs = [layer for layer in layers if isinstance(layer, nn.Conv2d)]
     return nn.Sequential(
         *(part for conv in convs for part in (nn.BatchNorm2d(conv.in_channels), nn.ReLU(inplace=True), conv))
@@ -107,7 +107,7 @@ def preactivation(layers: nn.Sequential) -> nn.Sequential:
 
 
 class Classifier(nn.Module):
-    """Stem, stack, global average pooling, linear classifier; `spec` says what it is.
+    """Stem, stack, global average pooling, linear classifier; `spec` describes it.
 
     `preactivated` adds a batch norm and a ReLU after the stack, whose blocks have theirs before each convolution.
     """
@@ -128,10 +128,10 @@ class Classifier(nn.Module):
         self.classifier = nn.Linear(features, num_classes)
 
     def describe(self) -> dict[str, Any]:
-        """What it is, as plain data."""
+        """Return the spec as plain data."""
         return self.spec.describe()
 
     def forward(self, x: Tensor) -> Tensor:
-        """The scores of all classes, for images N x channels x H x W."""
+        """Return the scores of all classes, for images N x channels x H x W."""
         scores: Tensor = self.classifier(self.last(self.stack(self.stem(x))).mean(dim=(2, 3)))
         return scores

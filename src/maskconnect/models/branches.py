@@ -4,7 +4,7 @@
     mean       x_j = (1/K_j) sum_k m_jk ReLU( F_k(x_k) + S(x_k) )
     sum        x_j = sum_k m_jk ReLU( F_k(x_k) + S(x_k) )
 
-Branches come and go as dicts by their number in the module, because those that cannot reach the output need not run.
+Branches are passed as dicts by their number in the module, because those that cannot reach the output need not run.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from torch.nn import functional as F
 from maskconnect.core.layers import Layer, LayerAggregation, Reader
 from maskconnect.errors import ConfigError
 from maskconnect.models.blocks import conv
-from maskconnect.models.groups import GroupedBatchNorm2d, normalise, normalise_with, track_
-from maskconnect.models.synced import SyncedBatchNorm2d, normalise_synced
+from maskconnect.models.groups import GroupedBatchNorm2d, normalize, normalize_with, track_
+from maskconnect.models.synced import SyncedBatchNorm2d, normalize_synced
 
 Branches = Mapping[int, Tensor]
 
 
 class Branch(nn.Module):
-    """F_k, which also passes its input on, for the shortcut."""
+    """F_k, which also returns its input, for the shortcut."""
 
     def __init__(self, residual: nn.Sequential) -> None:
         super().__init__()
         self.residual = residual
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """F_k(x) and x."""
+        """Return F_k(x) and x."""
         return self.residual(x), x
 
 
 class SharedBatchNorm(nn.Module):
-    """One batch norm for several branches, whose statistics it pools (D3).
+    """One batch norm for several branches, with pooled statistics (D3).
 
-    Those of branches that cannot reach the output stay out: they are normalised with the statistics of the others. The
-    running statistics move once a step, and the variance is unbiased as that of one branch's N*H*W values, so that
-    branches with equal inputs, as all are in plain ResNeXt, leave the statistics of one. Where the norm has groups of
-    images, all this holds for the images of each group; where it is one of all ranks, for all of theirs.
+    Branches that cannot reach the output are not pooled; they are normalized with the statistics of the others. The
+    running statistics are updated once per step, with the unbiased variance of one branch's N*H*W values. So branches
+    with equal inputs, as all have in plain ResNeXt, give the statistics of a single branch. If the norm has groups of
+    images, all this holds within each group; if it is synchronized, over all ranks.
     """
 
     def __init__(self, channels: int) -> None:
@@ -54,30 +54,30 @@ class SharedBatchNorm(nn.Module):
         self.norm = nn.BatchNorm2d(channels)
 
     def forward(self, xs: Mapping[int, Tensor], alive: set[int]) -> dict[int, Tensor]:
-        """Every branch, normalised."""
+        """Normalize every branch."""
         norm = self.norm
         known = type(norm) in (nn.BatchNorm2d, GroupedBatchNorm2d, SyncedBatchNorm2d)
         if not known or not norm.track_running_stats or norm.weight is None:
             raise ConfigError(
-                f"the batch norm that branches share has become a {type(norm).__name__}, or lost its statistics or its "
-                "scale; it must stay the nn.BatchNorm2d that it was."
+                f"the batch norm that branches share is now a {type(norm).__name__}, or lost its statistics or its "
+                "scale; leave it an nn.BatchNorm2d with both."
             )
         if not norm.training:
             return {k: norm(x) for k, x in xs.items()}
         live = [k for k in xs if k in alive]
         pooled = torch.cat([xs[k] for k in live])
-        together = normalise_synced if type(norm) is SyncedBatchNorm2d else normalise
+        together = normalize_synced if type(norm) is SyncedBatchNorm2d else normalize
         y, statistics = together(norm, pooled, branches=len(live))
         track_(norm, statistics)
         normed = dict(zip(live, y.chunk(len(live)), strict=True))
         with torch.no_grad():
             for k in xs.keys() - alive:
-                normed[k] = normalise_with(norm, xs[k], statistics)
+                normed[k] = normalize_with(norm, xs[k], statistics)
         return normed
 
 
 class SharedProjection(nn.Module):
-    """The shortcut of all branches of a module where its shape changes."""
+    """The shortcut of all branches of a module that changes the shape."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -85,18 +85,18 @@ class SharedProjection(nn.Module):
         self.norm = SharedBatchNorm(outputs)
 
     def forward(self, xs: Branches, alive: set[int]) -> Branches:
-        """S(x_k) of every branch."""
+        """Return S(x_k) of every branch."""
         normed: Branches = self.norm({k: self.conv(x) for k, x in xs.items()}, alive)
         return normed
 
     def plain(self, x: Tensor) -> Tensor:
-        """S(x) of one branch in eval mode."""
+        """Return S(x) of one branch in eval mode."""
         y: Tensor = self.norm.norm(self.conv(x))
         return y
 
 
 class JoinedBranches(LayerAggregation):
-    """What the three ways to join branches have in common: the shortcut of each module."""
+    """The base of the three ways to join branches: it has the shortcut of each module."""
 
     def __init__(self, shortcuts: Sequence[SharedProjection | None]) -> None:
         super().__init__()
@@ -105,14 +105,14 @@ class JoinedBranches(LayerAggregation):
     def parts(
         self, layer: int, outputs: Mapping[int, tuple[Tensor, Tensor]], alive: set[int]
     ) -> tuple[Branches, Branches]:
-        """F_k(x_k) and S(x_k) of every branch."""
+        """Return F_k(x_k) and S(x_k) of every branch."""
         residual = {k: y for k, (y, _) in outputs.items()}
         xs = {k: x for k, (_, x) in outputs.items()}
         key = str(layer)
         return residual, self.shortcuts[key](xs, alive) if key in self.shortcuts else xs
 
     def plain_parts(self, layer: int, outputs: Mapping[int, tuple[Tensor, Tensor]]) -> tuple[Branches, Branches]:
-        """The same in eval mode; branches that read the same have one shortcut, which is computed once."""
+        """Return the same in eval mode; branches with the same input share a shortcut, which is computed once."""
         residual = {k: y for k, (y, _) in outputs.items()}
         project: Callable[[Tensor], Tensor] = _same
         if str(layer) in self.shortcuts:
@@ -127,7 +127,7 @@ class JoinedBranches(LayerAggregation):
 class ResidualSum(JoinedBranches):
     """ReLU( sum of residuals + mean of shortcuts ); the sum goes through a batch norm if the modules have one."""
 
-    lean = False  # whether to make wide tensors again in the backward pass, rather than to keep them
+    lean = False  # whether to recompute wide tensors in the backward pass instead of keeping them
 
     def __init__(self, shortcuts: Sequence[SharedProjection | None], norms: Sequence[SharedBatchNorm] = ()) -> None:
         super().__init__(shortcuts)
@@ -136,7 +136,7 @@ class ResidualSum(JoinedBranches):
     def forward(
         self, layer: int, outputs: Mapping[int, tuple[Tensor, Tensor]], alive: set[int], readers: Sequence[Reader]
     ) -> list[Tensor]:
-        """The input of every reader."""
+        """Return the input of every reader."""
         residual, shortcut = self.parts(layer, outputs, alive)
         sums = {j: reader.total(residual) for j, reader in enumerate(readers)}
         if self.norms:
@@ -144,8 +144,8 @@ class ResidualSum(JoinedBranches):
         return [F.relu(sums[j] + reader.total(shortcut, reader.fan_in)) for j, reader in enumerate(readers)]
 
     def at_once(self, layers: Sequence[Layer], x: Any) -> Tensor | None:
-        """All branches of all modules in a few wide operations, where they are as `mc.resnext` built them."""
-        from maskconnect.models.resnext_fast.at_once import Branched, run  # they know branches
+        """Run all branches of all modules in a few wide operations, if they are as `mc.resnext` built them."""
+        from maskconnect.models.resnext_fast.at_once import Branched, run  # imported here because they import this file
         from maskconnect.models.resnext_fast.covered import covers
 
         if not covers(self, layers, x):
@@ -157,7 +157,7 @@ class ResidualSum(JoinedBranches):
     def plain(
         self, layer: int, outputs: Mapping[int, tuple[Tensor, Tensor]], rows: Sequence[tuple[int, ...]]
     ) -> list[Tensor]:
-        """The input of every reader in eval mode."""
+        """Return the input of every reader in eval mode."""
         residual, shortcut = self.plain_parts(layer, outputs)
         if self.norms or len(rows) == 1:
             norm = cast(SharedBatchNorm, self.norms[layer]).norm if self.norms else _same
@@ -172,12 +172,12 @@ class ResidualSum(JoinedBranches):
 
 
 def save_memory_(network: nn.Module) -> None:
-    """Let a ResNeXt keep fewer of the tensors that are as wide as all its branches, and make them again backward."""
+    """Make a ResNeXt recompute in the backward pass tensors that are as wide as all its branches, to save memory."""
     joins = [part for part in network.modules() if isinstance(part, ResidualSum) and not part.norms]
     if not joins:
         raise ConfigError(
-            "only a ResNeXt with aggregation='residual' and norm='branch' has wide tensors to make again; "
-            "this network has none."
+            "this network has no wide tensors to recompute; use a ResNeXt with aggregation='residual' and "
+            "norm='branch'."
         )
     for join in joins:
         join.lean = True
@@ -193,7 +193,7 @@ class BlockTotal(JoinedBranches):
     def forward(
         self, layer: int, outputs: Mapping[int, tuple[Tensor, Tensor]], alive: set[int], readers: Sequence[Reader]
     ) -> list[Tensor]:
-        """The input of every reader."""
+        """Return the input of every reader."""
         residual, shortcut = self.parts(layer, outputs, alive)
         blocks = {k: F.relu(residual[k] + shortcut[k]) for k in residual}
         return [reader.total(blocks, reader.fan_in if self.mean else 1) for reader in readers]
@@ -201,7 +201,7 @@ class BlockTotal(JoinedBranches):
     def plain(
         self, layer: int, outputs: Mapping[int, tuple[Tensor, Tensor]], rows: Sequence[tuple[int, ...]]
     ) -> list[Tensor]:
-        """The input of every reader in eval mode."""
+        """Return the input of every reader in eval mode."""
         residual, shortcut = self.plain_parts(layer, outputs)
         blocks = {k: F.relu(residual[k] + shortcut[k]) for k in residual}
         sums = [_sum([blocks[k] for k in row]) for row in rows]
@@ -213,7 +213,7 @@ def _sum(xs: Sequence[Tensor]) -> Tensor:
 
 
 def _with_mean(y: Tensor, xs: Sequence[Tensor], count: int | None = None) -> Tensor:
-    """y and the sum of xs, which is divided by their count, or by that given."""
+    """Return y plus the sum of xs, divided by their number or by `count`."""
     times = Counter(map(id, xs))
     for x in {id(x): x for x in xs}.values():
         share = times[id(x)] / (count or len(xs))

@@ -1,7 +1,7 @@
 """The kinds of branches that `mc.mixed` chooses among.
 
 A kind is a function `fn(inputs, outputs, stride)` that returns a module from `inputs` channels to `outputs`, on every
-stride-th position. Those without weights subsample, and pad channels with zeros, as the shortcuts of ResNet do.
+stride-th position. Kinds without weights subsample and pad channels with zeros, like the shortcuts of ResNet.
 """
 
 from __future__ import annotations
@@ -18,52 +18,52 @@ from maskconnect.models.blocks import ZeroPadding, conv
 Kind = Callable[[int, int, int], nn.Module]
 
 PROBE = 8
-"""The side of the images by which a user's own kind is checked."""
+"""The side of the images with which a user-defined kind is checked."""
 
 
 def conv3x3(inputs: int, outputs: int, stride: int) -> nn.Module:
-    """What most networks are made of."""
+    """Return a 3x3 convolution."""
     return conv(inputs, outputs, 3, stride)
 
 
 def dilated3x3(inputs: int, outputs: int, stride: int) -> nn.Module:
-    """A 3x3 convolution that looks at 5x5 positions."""
+    """Return a dilated 3x3 convolution, which covers 5x5 positions."""
     return nn.Conv2d(inputs, outputs, 3, stride, padding=2, dilation=2, bias=False)
 
 
 def conv1x1(inputs: int, outputs: int, stride: int) -> nn.Module:
-    """Every position by itself."""
+    """Return a 1x1 convolution."""
     return conv(inputs, outputs, 1, stride)
 
 
 def depthwise3x3(inputs: int, outputs: int, stride: int) -> nn.Module:
-    """Every channel by itself."""
+    """Return a 3x3 convolution of every channel by itself."""
     return nn.Conv2d(inputs, outputs, 3, stride, padding=1, groups=inputs, bias=False)
 
 
 def separable5x5(inputs: int, outputs: int, stride: int) -> nn.Module:
-    """Every channel by itself, over 5x5 positions; then every position by itself."""
+    """Return a 5x5 convolution of every channel by itself, and then a 1x1 convolution."""
     depthwise = nn.Conv2d(inputs, inputs, 5, stride, padding=2, groups=inputs, bias=False)
     return nn.Sequential(OrderedDict(depthwise=depthwise, pointwise=conv(inputs, outputs, 1)))
 
 
 def avgpool3x3(inputs: int, outputs: int, stride: int) -> nn.Module:
-    """The mean of 3x3 positions."""
+    """Return average pooling over 3x3 positions."""
     return _widened(nn.AvgPool2d(3, stride, padding=1), inputs, outputs)
 
 
 def maxpool3x3(inputs: int, outputs: int, stride: int) -> nn.Module:
-    """The largest of 3x3 positions."""
+    """Return max pooling over 3x3 positions."""
     return _widened(nn.MaxPool2d(3, stride, padding=1), inputs, outputs)
 
 
 def identity(inputs: int, outputs: int, stride: int) -> nn.Module:
-    """The input as it is."""
+    """Return the identity."""
     return nn.Identity() if inputs == outputs and stride == 1 else ZeroPadding(inputs, outputs, stride)
 
 
 def globalmean(inputs: int, outputs: int, stride: int) -> nn.Module:
-    """The mean of the image, at every position."""
+    """Return a module that puts the mean of the image at every position."""
     mean = GlobalMean()
     if inputs == outputs and stride == 1:
         return mean
@@ -87,34 +87,34 @@ KINDS: dict[str, Kind] = {
 
 
 class GlobalMean(nn.Module):
-    """Every position becomes the mean over all."""
+    """Replaces every position with the mean over all positions."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """The same shape as x."""
+        """Return the means, in the shape of x."""
         return x.mean(dim=(2, 3), keepdim=True).expand_as(x)
 
 
 def _widened(pool: nn.Module, inputs: int, outputs: int) -> nn.Module:
-    """A pool, and channels of zeros where there are to be more."""
+    """Return the pool, followed by padding with channels of zeros if there are more outputs than inputs."""
     if inputs == outputs:
         return pool
     return nn.Sequential(OrderedDict(pool=pool, padding=ZeroPadding(inputs, outputs, 1)))
 
 
 def branch(name: str, kind: Kind, inputs: int, outputs: int, stride: int) -> nn.Sequential:
-    """A module of this kind, a batch norm and a ReLU: however unlike two branches are, their outputs are of one scale.
+    """Return a module of this kind, a batch norm and a ReLU, so that the outputs of all branches have the same scale.
 
-    Parts are called by what they are, so that the code of a pruned network can be read.
+    Parts are named after what they are, so that the code of a pruned network is readable.
     """
     made = nn.Sequential(
         OrderedDict([(name, kind(inputs, outputs, stride)), ("norm", nn.BatchNorm2d(outputs)), ("relu", nn.ReLU())])
     )
-    made.kind = name  # type: ignore[assignment]  # which drawings show
+    made.kind = name  # type: ignore[assignment]  # drawings show it
     return made
 
 
 def check_own(name: str, kind: Kind, inputs: int, outputs: int, stride: int) -> None:
-    """A user's own kind must make what a layer needs; it is tried on a few zeros."""
+    """Check a user-defined kind on a few zeros: it must return a module with the right output shape."""
     try:
         with torch.random.fork_rng([]), torch.no_grad():
             module = kind(inputs, outputs, stride)

@@ -1,13 +1,14 @@
-"""Layers of unlike branches: which of them to use, and how to connect them, is learned.
+"""Layers of different branches; the network learns which branches to use and how to connect them.
 
-    stem      stages                         widths              the first layer of a stage but the first
+    stem      stages                         widths              the first layer of each later stage
     cifar     as many layers as you like     w, 2w, 4w, ...      halves the image
     mini      the same, after a max pool
     imagenet  the same, after a 7x7 of stride 2 and a max pool
 
 Every layer has one branch of each kind (`kinds.py`): a module, a batch norm, a ReLU. A branch reads K branches of the
 layer before; the first layer reads the stem. At the end one 3x3 convolution reads K branches of the last layer, and the
-classifier reads that. What cannot reach it is pruned; the kinds that stay, and their wiring, are the architecture.
+classifier reads that. Branches that cannot reach it are pruned; the remaining ones and their wiring are the
+architecture.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ MOST_STAGES = 8
 
 @dataclass(frozen=True, kw_only=True)
 class MixedSpec(Spec):
-    """Which layers, of which kinds of branches."""
+    """The layers, and the kinds of their branches."""
 
     FAMILY: ClassVar[str] = "mixed"
     PLAIN: ClassVar[str] = "prev"  # a chain of the first kind
@@ -59,22 +60,22 @@ class MixedSpec(Spec):
 
     @property
     def title(self) -> str:
-        """What reports call this network."""
+        """The name of this network in reports."""
         return f"Mixed {{{'+'.join(map(str, self.layers))},{self.width},{len(self.kinds)}}}"
 
     @property
     def size(self) -> str:
-        """The field that says how large it is, and its value."""
+        """The field that sets its size, and the value."""
         return f"layers {list(self.layers)}"
 
     @property
     def plain_words(self) -> str:
-        """What the network of `PLAIN` connectivity is."""
+        """A description of the network with `PLAIN` connectivity."""
         return f"a chain of {self.kinds[0]}"
 
     @property
     def stages(self) -> tuple[int, ...]:
-        """How many layers each stage has; the last one has the reader too."""
+        """The number of layers of each stage; the last one includes the reader."""
         return (*self.layers[:-1], self.layers[-1] + 1)
 
     @property
@@ -84,7 +85,7 @@ class MixedSpec(Spec):
 
     @property
     def module_kinds(self) -> tuple[str, ...]:
-        """What each module does, in the order in which they run."""
+        """The kind of each module, in the order in which they run."""
         return (*tuple(self.kinds) * sum(self.layers), READER)
 
 
@@ -93,11 +94,11 @@ READER = conv3x3.__name__
 
 
 def build_mixed(spec: MixedSpec, own: Mapping[str, Kind] | None = None) -> Classifier:
-    """The network that `spec` describes; `own` are the kinds in it that are not in `KINDS`."""
+    """Build the network that `spec` describes; `own` has the kinds that are not in `KINDS`."""
     known = KINDS | dict(own or {})
     for name in spec.kinds:
         if name not in known:
-            raise unknown_name("a kind", name, known, or_else="; pass your own kinds by own={name: fn}")
+            raise unknown_name("a kind", name, known, or_else="; pass your own kinds with own={name: fn}")
     stem, inputs = STEMS[spec.stem](spec.in_channels, spec.width), spec.width
     layers = []
     for stage, count in enumerate(spec.layers):
@@ -129,28 +130,28 @@ def mixed(
     use_all: bool = False,
     seed: int = 0,
 ) -> Classifier:
-    """A network of unlike branches that learns which of them to use, and how: `mc.mixed((1, 1, 1), 32, 10, fan_in=2)`.
+    """Build a network that learns which branches to use, and their wiring: `mc.mixed((1, 1, 1), 32, 10, fan_in=2)`.
 
     Args:
         layers: the number of layers, or that of each stage: (2, 2, 2). Each stage after the first halves the image and
             doubles the width.
         width: the channels of every branch of the first stage.
-        num_classes: how many scores come out.
-        fan_in: K, the number of branches that a branch reads. Not needed where `connectivity` says it.
-        kinds: what the branches of a layer do, by name; a name may come twice. The default is one branch of each:
+        num_classes: the number of classes.
+        fan_in: K, the number of branches that a branch reads. Not needed if `connectivity` determines it.
+        kinds: the kinds of the branches of a layer, by name; a name may occur twice. The default is one branch of each:
             conv3x3, dilated3x3, conv1x1, depthwise3x3, separable5x5, avgpool3x3, maxpool3x3, identity, globalmean, and
             each kind in `own`.
         own: your own kinds: a name, and `fn(inputs, outputs, stride)` that returns a module from `inputs` channels to
             `outputs` on every stride-th position. A batch norm and a ReLU are put after it. A saved network that has
-            some is loaded by `mc.load(path, into=model)`.
-        connectivity: "learned", "full", "random", "prev" (each kind in a chain of its own, of which the classifier
-            reads the first: of the default, plain 3x3 convolutions), or an explicit wiring.
+            own kinds is loaded with `mc.load(path, into=model)`.
+        connectivity: "learned", "full", "random", "prev" (each kind forms its own chain, and the classifier reads the
+            first one; by default, plain 3x3 convolutions), or an explicit wiring.
         aggregation: how the branches that a branch reads are joined: "mean"; "scaled" (a learned factor per
             connection, at first 1/K); or "sum".
         stem: "cifar" (3x3), "mini" (3x3 and a max pool) or "imagenet" (7x7 and a max pool).
-        in_channels: of the images.
-        mask_init, use_all: where the real masks start, and whether every branch is to be read, as in `mc.MaskedStack`.
-        seed: of the draws and of random connectivity. The weights come from torch's own generator.
+        in_channels: the channels of the images.
+        mask_init, use_all: the initial real masks, and whether every branch must be read, as in `mc.MaskedStack`.
+        seed: the seed of draws and of random connectivity. Weights come from torch's global generator.
     """
     return build_mixed(
         MixedSpec(

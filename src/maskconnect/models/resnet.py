@@ -6,7 +6,7 @@
     imagenet  18, 34 (basic)   3, 4, 6, 3 for 34    64, 128, 256, 512         projection where the shape changes
               50, 101, 152     3, 4, 6, 3 for 50    256, 512, 1024, 2048      (bottlenecks a quarter as wide)
 
-A block may read every block before it, whatever its stage; sources are matched by zero padding. How they are joined:
+A block may read every earlier block of any stage; zero padding matches the shapes of sources. How they are joined:
 
     mean       x_j = (1/K_j) sum_k m_jk ReLU( F_k(x_k) + S(x_k) )                   prev is plain ResNet
     residual   x_j = ReLU( sum_k m_jk F_k(x_k) + (1/K_j) sum_k m_jk S(x_k) )        prev is plain ResNet
@@ -42,7 +42,7 @@ BOTTLENECK = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 
 @dataclass(frozen=True, kw_only=True)
 class ResNetSpec(DepthSpec):
-    """Which ResNet."""
+    """The fields of a ResNet."""
 
     FAMILY: ClassVar[str] = "resnet"
     PLAIN: ClassVar[str] = "prev"
@@ -50,27 +50,27 @@ class ResNetSpec(DepthSpec):
 
     @property
     def title(self) -> str:
-        """What people call this network."""
+        """The name of this network."""
         return f"ResNet-{self.depth}"
 
     @property
     def plain_words(self) -> str:
-        """What the network of `PLAIN` connectivity is."""
+        """A description of the network with `PLAIN` connectivity."""
         return "as in plain ResNet"
 
     @property
     def stages(self) -> tuple[int, ...]:
-        """How many blocks each stage has."""
+        """The number of blocks of each stage."""
         return self.modules_per_stage(2, BASIC | BOTTLENECK)
 
     @property
     def modules(self) -> tuple[int, ...]:
-        """Blocks stand one after the other."""
+        """One block per layer."""
         return (1,) * sum(self.stages)
 
 
 def build_resnet(spec: ResNetSpec) -> Classifier:
-    """The network that `spec` describes."""
+    """Build the network that `spec` describes."""
     imagenet = spec.stem == "imagenet"
     width = 64 if imagenet else 16
     expansion = 4 if imagenet and spec.depth in BOTTLENECK else 1
@@ -98,9 +98,9 @@ def build_resnet(spec: ResNetSpec) -> Classifier:
 
 
 def start_scales_(stack: MaskedStack) -> None:
-    """Start the last batch norm of a block at 1/K, as K residuals will be summed (D1).
+    """Start the last batch norm of a block at 1/K, because K residuals are summed (D1).
 
-    K is the mean over the targets that may read the block; 1 for the last block, which none may.
+    K is the mean over the targets that may read the block; it is 1 for the last block, which none may read.
     """
     readers = mean_fan_in_of_readers(stack.masks.candidates, stack.masks.fan_in.tolist())
     for block, fan_in in zip(stack.flat(), readers, strict=True):
@@ -121,21 +121,21 @@ def resnet(
     use_all: bool = False,
     seed: int = 0,
 ) -> Classifier:
-    """A ResNet whose blocks learn which K of the blocks before them to read: `mc.resnet(38, 100, fan_in=10)`.
+    """Build a ResNet whose blocks learn which K earlier blocks to read: `mc.resnet(38, 100, fan_in=10)`.
 
     Args:
-        depth: layers: 6n+2 (38, 74, 110 in the paper), or 18, 34, 50, 101, 152 with stem="imagenet".
-        num_classes: how many scores come out.
-        fan_in: K, the number of blocks that a block reads. Not needed where `connectivity` says it.
+        depth: the number of layers: 6n+2 (38, 74, 110 in the paper), or 18, 34, 50, 101, 152 with stem="imagenet".
+        num_classes: the number of classes.
+        fan_in: K, the number of blocks that a block reads. Not needed if `connectivity` determines it.
         connectivity: "learned", "prev" (plain ResNet), "random", "full", or an explicit wiring.
         aggregation: how the blocks that a block reads are joined (D1): "mean" of whole blocks; "residual", residuals
             summed and shortcuts averaged, as in `mc.resnext`; "stream", the stem plus residuals, with activations
-            first; "scaled" (a learned factor per connection, at first 1/K), or "sum" as the paper writes it, which
-            explodes.
+            first; "scaled", a learned factor per connection, initially 1/K; or "sum", as the paper writes it, whose
+            activations explode.
         stem: "cifar" (3x3), "mini" (3x3 and a max pool) or "imagenet" (7x7 and a max pool, bottleneck blocks).
-        in_channels: of the images.
-        mask_init, use_all: where the real masks start, and whether every block is to be read, as in `mc.MaskedStack`.
-        seed: of the draws and of random connectivity. The weights come from torch's own generator.
+        in_channels: the channels of the images.
+        mask_init, use_all: the initial real masks, and whether every block must be read, as in `mc.MaskedStack`.
+        seed: the seed of draws and of random connectivity. Weights come from torch's global generator.
     """
     return build_resnet(
         ResNetSpec(

@@ -10,8 +10,8 @@ A module is C parallel branches F_k: 1x1, 3x3, 1x1. Branch j of the next module 
 
     x_j = ReLU( sum_k m_jk F_k(x_k) + (1/K_j) sum_k m_jk S(x_k) )
 
-with S the shortcut: the identity or, where the shape changes, one projection a module that its branches share. With
-K = C this is ResNeXt, with K = 1 it is C residual chains.
+where S is the shortcut: the identity or, where the shape changes, one projection per module that its branches share.
+With K = C this is ResNeXt; with K = 1 it is C residual chains.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NORMS = ("branch", "sum")
 
 @dataclass(frozen=True, kw_only=True)
 class ResNeXtSpec(DepthSpec):
-    """Which ResNeXt: {depth, width, cardinality} and how its branches are joined."""
+    """The fields of a ResNeXt: {depth, width, cardinality}, and how its branches are joined."""
 
     FAMILY: ClassVar[str] = "resnext"
     PLAIN: ClassVar[str] = "full"
@@ -61,33 +61,33 @@ class ResNeXtSpec(DepthSpec):
         one_of("norm", self.norm, NORMS)
         if self.norm == "sum" and self.aggregation != "residual":
             raise ConfigError(
-                f"norm='sum' normalises the sum of residuals, which aggregation={self.aggregation!r} does not form; "
+                f"norm='sum' normalizes the sum of residuals, which aggregation={self.aggregation!r} does not compute; "
                 "use norm='branch'."
             )
 
     @property
     def title(self) -> str:
-        """What people call this network: {depth, width, cardinality}."""
+        """The name of this network, with {depth, width, cardinality}."""
         return f"ResNeXt {{{self.depth},{self.width},{self.cardinality}}}"
 
     @property
     def plain_words(self) -> str:
-        """What the network of `PLAIN` connectivity is."""
+        """A description of the network with `PLAIN` connectivity."""
         return "as in plain ResNeXt"
 
     @property
     def modules(self) -> tuple[int, ...]:
-        """Every module of the paper is a layer of branches."""
+        """C branches per layer; a layer is a module of the paper."""
         return (self.cardinality,) * sum(self.stages)
 
     @property
     def stages(self) -> tuple[int, ...]:
-        """How many modules each stage has."""
+        """The number of modules of each stage."""
         return self.modules_per_stage(3, IMAGENET)
 
     @property
     def stem_width(self) -> int:
-        """The channels that the first module reads; its outputs have four times as many."""
+        """The channels that the first module reads; its output has four times as many."""
         return 64 if self.stem == "imagenet" else max(16, self.width)
 
 
@@ -102,7 +102,7 @@ class Module:
 
 
 def modules_of(spec: ResNeXtSpec) -> list[Module]:
-    """The modules, as in tables 6 and 7."""
+    """Return the modules, as in tables 6 and 7."""
     modules, inputs = [], spec.stem_width
     for stage, count in enumerate(spec.stages):
         outputs = 4 * spec.stem_width * 2**stage
@@ -113,7 +113,7 @@ def modules_of(spec: ResNeXtSpec) -> list[Module]:
 
 
 def build_resnext(spec: ResNeXtSpec) -> Classifier:
-    """The network that `spec` describes."""
+    """Build the network that `spec` describes."""
     modules, C = modules_of(spec), spec.cardinality
     stem = STEMS[spec.stem](spec.in_channels, spec.stem_width)
     shortcuts = [SharedProjection(m.inputs, m.outputs, m.stride) if m.inputs != m.outputs else None for m in modules]
@@ -130,13 +130,13 @@ def build_resnext(spec: ResNeXtSpec) -> Classifier:
 
 
 def residual_of(module: Module, spec: ResNeXtSpec) -> nn.Sequential:
-    """F of one branch; its last batch norm is left out where there is one over the sum of branches."""
+    """Return F of one branch, without its last batch norm if there is one over the sum of branches."""
     layers = bottleneck(module.inputs, module.width, module.outputs, module.stride, branches=spec.cardinality)
     return layers if spec.norm == "branch" else nn.Sequential(*list(layers)[:-1])
 
 
 def start_scales_(branches: list[list[Branch]], stack: MaskedStack) -> None:
-    """Start the last batch norm of a branch at 1/K, for K of them will be summed; at 1/C in the last module (D2)."""
+    """Start the last batch norm of a branch at 1/K, because K branches are summed; at 1/C in the last module (D2)."""
     C = len(branches[0])
     readers_LC = stack.masks.fan_in.reshape(-1, C).tolist()
     for layer, fan_in in zip(branches, [*readers_LC, [C]], strict=True):
@@ -162,23 +162,23 @@ def resnext(
     use_all: bool = False,
     seed: int = 0,
 ) -> Classifier:
-    """A ResNeXt whose branches learn which K branches of the module before to read: `mc.resnext(29, 8, 8, 100, 4)`.
+    """Build a ResNeXt whose branches learn which K branches of the last module to read: `mc.resnext(29, 8, 8, 100, 4)`.
 
     Args:
-        depth: D, layers: 9n+2 (20 and 29 in the paper), or 50, 101, 152 with stem="imagenet".
-        width: w, of the bottleneck of each branch of the first stage.
-        cardinality: C, the number of branches of a module.
-        num_classes: how many scores come out.
-        fan_in: K, the number of branches that a branch reads. Not needed where `connectivity` says it.
+        depth: D, the number of layers: 9n+2 (20 and 29 in the paper), or 50, 101, 152 with stem="imagenet".
+        width: w, the channels of the bottleneck of each branch in the first stage.
+        cardinality: C, the number of branches per module.
+        num_classes: the number of classes.
+        fan_in: K, the number of branches that a branch reads. Not needed if `connectivity` determines it.
         connectivity: "learned", "full" (plain ResNeXt), "random", "prev" (C chains), or an explicit wiring.
         aggregation: "residual" (residuals summed, shortcuts averaged, then ReLU: with K=C it is ResNeXt), or the
             "mean" or the "sum" of whole blocks.
-        norm: "branch", a batch norm after every branch, as the paper's parameter counts say; or "sum", one over the
-            sum of the branches, as in the ResNeXt that was published.
+        norm: "branch", a batch norm after every branch, as in the paper's parameter counts; or "sum", one over the
+            sum of the branches, as in the published ResNeXt.
         stem: "cifar" (3x3), "mini" (3x3 and a max pool) or "imagenet" (7x7 and a max pool).
-        in_channels: of the images.
-        mask_init, use_all: where the real masks start, and whether every branch is to be read, as in `mc.MaskedStack`.
-        seed: of the draws and of random connectivity. The weights come from torch's own generator.
+        in_channels: the channels of the images.
+        mask_init, use_all: the initial real masks, and whether every branch must be read, as in `mc.MaskedStack`.
+        seed: the seed of draws and of random connectivity. Weights come from torch's global generator.
     """
     return build_resnext(
         ResNeXtSpec(

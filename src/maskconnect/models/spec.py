@@ -1,4 +1,4 @@
-"""What every family of networks says of a network, checked once."""
+"""The part of a spec that all families of networks share; it is checked once."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from maskconnect.models.blocks import STEMS
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """The part of a description that is the same for every family. `connectivity` is that of `mc.MaskedStack`."""
+    """The fields that are the same for every family. `connectivity` is that of `mc.MaskedStack`."""
 
     FAMILY: ClassVar[str]
-    PLAIN: ClassVar[str]  # the connectivity of the network that people know, such as a plain ResNet
-    LAYERED: ClassVar[bool]  # whether a layer has branches, which read those of the layer before
+    PLAIN: ClassVar[str]  # the connectivity of the standard network, such as a plain ResNet
+    LAYERED: ClassVar[bool]  # whether a layer has branches that read those of the layer before
     AGGREGATIONS: ClassVar[tuple[str, ...]] = ("mean", "residual", "stream", "sum", "scaled")
 
     num_classes: int
@@ -38,7 +38,7 @@ class Spec:
     def __post_init__(self) -> None:
         for name in ("num_classes", "in_channels"):
             within(name, getattr(self, name))
-        if isinstance(self.fan_in, int):  # what else is wrong with it, the stack says
+        if isinstance(self.fan_in, int):  # the stack checks the rest
             at_most("fan_in", self.fan_in)
         one_of("stem", self.stem, STEMS)
         one_of("aggregation", self.aggregation, self.AGGREGATIONS)
@@ -48,50 +48,50 @@ class Spec:
     @property
     @abstractmethod
     def title(self) -> str:
-        """What people call this network: `ResNet-38`."""
+        """The name of this network, such as `ResNet-38`."""
 
     @property
     @abstractmethod
     def size(self) -> str:
-        """The field that says how large it is, and its value: `depth 38`."""
+        """The field that sets its size, and the value: `depth 38`."""
 
     @property
     @abstractmethod
     def stages(self) -> tuple[int, ...]:
-        """How many layers each stage has."""
+        """The number of layers of each stage."""
 
     @property
     @abstractmethod
     def modules(self) -> tuple[int, ...]:
-        """How many modules each layer has."""
+        """The number of modules of each layer."""
 
     @property
     def layout(self) -> Layout:
-        """How the modules of the network are laid out."""
+        """The layout of the modules of the network."""
         return Layout(self.modules, self.LAYERED, self.aggregation == "stream")
 
     @property
     @abstractmethod
     def plain_words(self) -> str:
-        """What the network of `PLAIN` connectivity is: `as in plain ResNet`."""
+        """A description of the network with `PLAIN` connectivity: `as in plain ResNet`."""
 
     @property
     def module_kinds(self) -> tuple[str, ...]:
-        """What each module does, in the order in which they run; empty where all do the same."""
+        """The kind of each module, in the order in which they run; empty if all are of one kind."""
         return ()
 
     def _check_together(self) -> None:
-        """All sizes together must not ask for more than can be built in seconds."""
+        """Fail if all sizes together describe a network that takes more than seconds to build."""
         modules = sum(self.modules)
         connections = sum(a * b for a, b in pairwise(self.modules)) if self.LAYERED else modules * (modules - 1) // 2
         if modules > MODULES or connections > CONNECTIONS:
             raise ConfigError(
                 f"{self.size} makes {modules:,} modules that could learn {connections:,} connections; the "
-                f"limits are {MODULES:,} and {CONNECTIONS:,}."
+                f"limits are {MODULES:,} and {CONNECTIONS:,}. Use a smaller network."
             )
 
     def stack(self, modules: Sequence[Any], aggregation: LayerAggregation | None = None) -> MaskedStack:
-        """The modules, connected as the spec says; `aggregation` is the module that does what the spec names."""
+        """Connect the modules as the spec says; `aggregation` is the module for the aggregation that it names."""
         return MaskedStack(
             modules,
             self.fan_in,
@@ -103,13 +103,13 @@ class Spec:
         )
 
     def describe(self) -> dict[str, Any]:
-        """The spec as plain data; `maskconnect.models.read_spec` reads it back."""
+        """Return the spec as plain data; `maskconnect.models.read_spec` reads it back."""
         return {"family": self.FAMILY, **asdict(self)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class DepthSpec(Spec):
-    """The same for networks of equal modules, as many as the depth says."""
+    """The same for networks of equal modules, whose number depends on the depth."""
 
     depth: int
 
@@ -119,11 +119,11 @@ class DepthSpec(Spec):
 
     @property
     def size(self) -> str:
-        """The field that says how large it is, and its value."""
+        """The field that sets its size, and the value."""
         return f"depth {self.depth}"
 
     def modules_per_stage(self, layers_per_block: int, imagenet: Mapping[int, tuple[int, ...]]) -> tuple[int, ...]:
-        """How many modules each stage has: n, n, n for CIFAR and Mini-ImageNet, where the depth is 3*layers*n + 2."""
+        """Return the modules of each stage: n, n, n for CIFAR and Mini-ImageNet, where the depth is 3*layers*n + 2."""
         if self.stem == "imagenet":
             if self.depth not in imagenet:
                 known = ", ".join(map(str, imagenet))
@@ -142,11 +142,11 @@ class DepthSpec(Spec):
 
 
 def one_of(name: str, found: object, known: Iterable[str]) -> None:
-    """`found` must be one of the names."""
+    """Fail if `found` is not one of the names."""
     if not isinstance(found, str) or found not in known:
         raise unknown_name(name, found, known)
 
 
 def _unchanging(wiring: Any) -> Any:
-    """A wiring as tuples, which nobody can change behind the spec's back."""
+    """Return a wiring as tuples, so that later changes of the original have no effect."""
     return tuple(map(_unchanging, wiring)) if isinstance(wiring, Sequence) and not isinstance(wiring, str) else wiring

@@ -1,4 +1,4 @@
-"""Batch norm over the images of all ranks together; torch's own nn.SyncBatchNorm refuses CPUs.
+"""Batch norm over the images of all ranks together; torch's nn.SyncBatchNorm does not support CPUs.
 
 Shape letters: N images of this rank, C channels.
 """
@@ -19,37 +19,38 @@ from maskconnect.models.resnext_fast.norms import exact_moments
 
 
 class SyncedBatchNorm2d(nn.BatchNorm2d):
-    """nn.BatchNorm2d that in train mode norms with the mean and variance of the images of all ranks."""
+    """nn.BatchNorm2d that in train mode uses the mean and variance of the images of all ranks."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """The images of this rank, normalised."""
+        """Normalize the images of this rank."""
         self._check_input_dim(input)
         if not self.training:
             return super().forward(input)
-        y, statistics = normalise_synced(self, input)
+        y, statistics = normalize_synced(self, input)
         if self.track_running_stats:
             track_(self, statistics)
         return y
 
     def make_plain_(self) -> None:
-        """Become the nn.BatchNorm2d that this is in eval mode."""
+        """Turn this into the nn.BatchNorm2d that it equals in eval mode."""
         self.__class__ = nn.BatchNorm2d  # type: ignore[assignment]
 
 
-def synchronise_norms_(model: nn.Module) -> None:
-    """Let every nn.BatchNorm2d of `model` norm over all ranks; they stay the same objects."""
+def synchronize_norms_(model: nn.Module) -> None:
+    """Make every nn.BatchNorm2d of `model` normalize over all ranks; they stay the same objects."""
     norms = {name: part for name, part in model.named_modules() if isinstance(part, nn.BatchNorm2d)}
     for name, norm in norms.items():
         if type(norm) not in (nn.BatchNorm2d, GroupedBatchNorm2d, SyncedBatchNorm2d):
             raise ConfigError(
-                f"{name or 'the model'} is a {type(norm).__name__}; only an nn.BatchNorm2d can be synced."
+                f"{name or 'the model'} is a {type(norm).__name__}; only nn.BatchNorm2d can be synchronized. "
+                "Replace it, or use --norm local."
             )
     for norm in norms.values():
         norm.__class__ = SyncedBatchNorm2d
 
 
-def normalise_synced(norm: nn.BatchNorm2d, pooled: Tensor, branches: int = 1) -> tuple[Tensor, Statistics]:
-    """Images of some branches, normalised with the statistics of all branches and ranks (see groups.normalise)."""
+def normalize_synced(norm: nn.BatchNorm2d, pooled: Tensor, branches: int = 1) -> tuple[Tensor, Statistics]:
+    """Normalize images of some branches with the statistics of all branches and ranks (see groups.normalize)."""
     y, mean, variance, count = _Synced.apply(pooled, norm.weight, norm.bias, norm.eps)  # type: ignore[no-untyped-call]
     n = count // branches
     return y, Statistics(mean[None], variance[None], (variance * (n / max(n - 1, 1)))[None])
@@ -99,7 +100,7 @@ def _per_channel(x_C: Tensor) -> Tensor:
 
 
 def _summed(x: Tensor) -> Tensor:
-    """The sum over all ranks, in place."""
+    """Sum over all ranks, in place."""
     if dist.is_initialized():
         dist.all_reduce(x)
     return x

@@ -1,1 +1,1 @@
-"""Prune: write a frozen network as a plain one without its unused modules, and check that it computes the same."""
+"""Pruning: write a frozen network as a plain one without unused modules, and check that it gives the same outputs."""

@@ -1,4 +1,4 @@
-"""The graph of a chain, or of layers whose branches each read for themselves, as its plan says."""
+"""Build the graph of a chain, or of layers whose inputs are computed per branch, from its plan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from maskconnect.core.aggregate import divisor_of
 from maskconnect.core.residual import Residual
 from maskconnect.core.stack import MaskedStack
 from maskconnect.core.targets import active_places, cloned
-from maskconnect.pruning.graphs import NEVER_IN_PLACE, graph_module, is_ours, is_plain, is_simple_sequence
+from maskconnect.pruning.graphs import NEVER_IN_PLACE, graph_module, is_own_module, is_plain, is_simple_sequence
 from maskconnect.pruning.plan import Axes, Plan, Step, Subsample, Wanted, alive_blocks, is_argument
 
 EMPTY = inspect.Parameter.empty
@@ -27,7 +27,7 @@ Value = fx.Node | tuple[fx.Node, fx.Node]
 
 
 class Chain:
-    """The graph of a chain, or of layers whose branches each read for themselves."""
+    """Builds the graph of a chain, or of layers whose inputs are computed per branch."""
 
     def __init__(self, stack: MaskedStack, plan: Plan) -> None:
         self.stack, self.plan, self.places = stack, plan, stack.layout.places
@@ -44,7 +44,7 @@ class Chain:
         self.arguments = self._placeholders()
 
     def module(self) -> fx.GraphModule:
-        """The whole of it."""
+        """Return the whole graph."""
         found: dict[int, Value] = {}
         last: Value = self.x
         for step in self.plan.steps:
@@ -65,7 +65,7 @@ class Chain:
         return graph_module(self.root, self.graph)
 
     def _placeholders(self) -> list[tuple[str | int, fx.Node]]:
-        """The further arguments, with the names of the first module's, and the defaults that all modules agree on."""
+        """Add the further arguments, named as in the first module, with the defaults that all modules agree on."""
         steps = [step.number for step in self.plan.steps if step.number < len(self.places)]
         signatures = [_parameters(self.stack.flat()[number]) for number in steps]
         found: list[tuple[str | int, str, Any]] = []
@@ -83,7 +83,7 @@ class Chain:
 
     def _call(self, module: nn.Module, path: str, x: fx.Node) -> fx.Node:
         if is_simple_sequence(module) and not self.arguments:
-            for name, part in module._modules.items():  # also a part that is there twice
+            for name, part in module._modules.items():  # including parts that occur twice
                 assert part is not None
                 x = self._call(part, f"{path}.{name}", x)
             return x
@@ -92,7 +92,7 @@ class Chain:
         return self.graph.call_module(path, (x, *args), kwargs)
 
     def _pair(self, module: nn.Module, path: str, x: fx.Node) -> Value:
-        """The residual and the shortcut that a module returns."""
+        """Return the residual and the shortcut of a module."""
         if _is_residual(module):
             residual = self._call(module.residual, f"{path}.residual", x)
             return residual, self.graph.call_module(f"{path}.shortcut", (x,))
@@ -101,7 +101,7 @@ class Chain:
         return first, second
 
     def _joined(self, pair: Value, fan_in: int) -> fx.Node:
-        """A residual and its part of the shortcut, as all readers of a fan-in get it."""
+        """Return a residual plus its part of the shortcut; readers with the same fan-in share it."""
         if isinstance(pair, fx.Node):
             return pair
         if (pair, fan_in) not in self.joined:
@@ -110,15 +110,15 @@ class Chain:
         return self.joined[pair, fan_in]
 
     def _activated(self, x: fx.Node) -> fx.Node:
-        """The ReLU that ends a join of residual blocks."""
+        """Add the ReLU that follows a join of residual blocks."""
         return self.graph.call_function(F.relu, (x,)) if self.pairs else x
 
     def _passes_on(self, sources: Sequence[Value]) -> bool:
-        """Whether the aggregate may be one of the sources itself."""
+        """Return whether the aggregate may be one of the sources itself."""
         return callable(self.stack.aggregation) or not sources or (len(sources) == 1 and not self.pairs)
 
     def _is_read_elsewhere(self, step: Step) -> bool:
-        """Whether another step reads something that this one does, which a module may change in place."""
+        """Return whether another step reads a source of this one, which a module may change in place."""
         base = {each.number: each.reads[0] for each in self.plan.steps if each.how is not None}
 
         def sources(each: Step) -> set[int]:
@@ -131,10 +131,10 @@ class Chain:
         return self.graph.call_method("clone", (x,)) if self.plan.tensors else self.graph.call_function(cloned, (x,))
 
     def _scaled(self, sources: list[fx.Node], target: int) -> fx.Node:
-        """The sum of sources, each times its scale."""
+        """Return the sum of sources, each times its scale."""
         stack, name = self.stack, f"scales{target}"
         assert stack.scales is not None
-        places = active_places(stack.masks.candidates[target], stack.masks.settled().sources[target])
+        places = active_places(stack.masks.candidates[target], stack.masks.current_wiring().sources[target])
         row = stack.scales.detach()[target - stack.layout.targets.start, places]
         self.root.register_parameter(name, nn.Parameter(row.clone()))
         scales = self.graph.get_attr(name)
@@ -146,7 +146,7 @@ class Chain:
         return x
 
     def _aggregate(self, values: Sequence[Value], target: int) -> fx.Node:
-        """One source as it is; the sum of several, divided; or what the user's own aggregation makes of any."""
+        """Return the aggregate of sources: a single source, a divided sum, or a call of the aggregation of the user."""
         aggregation, sources = self.stack.aggregation, [self._joined(value, len(values)) for value in values]
         if callable(aggregation):
             kind = self.stack.masks.real.dtype
@@ -172,7 +172,7 @@ class Chain:
         return self._activated(x if dtype is None else self.graph.call_method("to", (x, dtype)))
 
     def _all_aligned(self, sources: Sequence[Value], how: Subsample | Wanted) -> Value:
-        """A tensor, or a residual and a shortcut, in the shape of the last of `sources`, or as `how` says."""
+        """Align a tensor, or a residual and a shortcut, to the shape of the last of `sources`, or as `how` says."""
         y, like = sources[0], sources[-1]
         like = like if isinstance(like, fx.Node) else like[0]
         if isinstance(y, fx.Node):
@@ -185,7 +185,7 @@ class Chain:
             if any(stride > 1 for stride in how.strides):
                 places = (slice(None), slice(None), *(slice(None, None, stride) for stride in how.strides))
                 y = self.graph.call_function(operator.getitem, (y, places))
-            if how.like is not None and not all(map(is_ours, self.stack.flat())):  # ours round up, as slices do
+            if how.like is not None and not all(map(is_own_module, self.stack.flat())):  # ours round up, like slices
                 self._check_same(y, like, range(2, 2 + len(how.strides)))
             padding = [0, 0] * len(how.strides) + [0, how.zeros]
             return self.graph.call_function(F.pad, (y, padding)) if how.zeros else y
@@ -197,7 +197,7 @@ class Chain:
         return self.graph.call_function(_function(self.stack.align), (y, shape))
 
     def _lengths(self, y: fx.Node, how: Wanted) -> Iterator[fx.Node | int]:
-        """n * up / down, rounded up, of every axis."""
+        """Yield n * up / down, rounded up, for every axis."""
         for axis, (up, down) in enumerate(how.scale):
             if axis >= how.rank:
                 yield up
@@ -210,7 +210,7 @@ class Chain:
             yield length
 
     def _check(self, y: fx.Node, unseen: Axes) -> None:
-        """Rather an error than a guess."""
+        """Fail instead of guessing strides that the example did not show."""
         for axis, length in unseen:
             self._expect(
                 (self.graph.call_method("size", (y, axis)), length),
@@ -219,7 +219,7 @@ class Chain:
             )
 
     def _check_same(self, y: fx.Node, like: fx.Node, axes: Iterable[int]) -> None:
-        """Rather an error than a sum that is broadcast."""
+        """Fail instead of broadcasting a sum."""
         for axis in axes:
             self._expect(
                 (self.graph.call_method("size", (y, axis)), self.graph.call_method("size", (like, axis))),
@@ -237,26 +237,26 @@ def _never_in_place(module: nn.Module) -> bool:
         return _never_in_place(module.residual) and _never_in_place(module.shortcut)
     if is_simple_sequence(module):
         return _never_in_place(cast(nn.Sequential, module)[0])
-    ours = is_ours(module) and not isinstance(module, MaskedStack)
+    ours = is_own_module(module) and not isinstance(module, MaskedStack)
     return ours or is_plain(module, (*NEVER_IN_PLACE, nn.Identity))
 
 
 def _is_residual(module: nn.Module) -> TypeGuard[Residual]:
-    """Whether a module calls a body and a shortcut, and does nothing else."""
+    """Return whether a module only calls a body and a shortcut."""
     return (
         isinstance(module, Residual) and type(module).forward is Residual.forward and is_plain(module, (type(module),))
     )
 
 
 def _parameters(module: nn.Module) -> list[inspect.Parameter]:
-    """The arguments of a module that have names, the input first."""
+    """Return the named arguments of a module, the input first."""
     module = module.residual if _is_residual(module) else module
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return [p for p in inspect.signature(module.forward).parameters.values() if p.kind in named]
 
 
 def _find(signature: list[inspect.Parameter], name: str | int) -> inspect.Parameter | None:
-    """The argument of this name, or at this place."""
+    """Return the argument with this name, or at this position."""
     if isinstance(name, int):
         return signature[name] if name < len(signature) else None
     return next((p for p in signature if p.name == name), None)
@@ -267,7 +267,7 @@ def _is_simple(default: object) -> bool:
 
 
 def _function(call: Callable[..., Any]) -> Callable[..., Any]:
-    """The same as a function with a name, which graphs need."""
+    """Return a function with a name, which graphs need."""
     if getattr(call, "__name__", "<lambda>") != "<lambda>":
         return call
 
@@ -278,6 +278,6 @@ def _function(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def ones_for(sources: Sequence[Any], dtype: torch.dtype) -> Tensor:
-    """A mask of ones for sources that are not all tensors."""
+    """Return a mask of ones for sources that are not all tensors."""
     like = next((leaf for leaf in tree_leaves(sources) if isinstance(leaf, Tensor)), torch.empty(0))
     return torch.ones(len(sources), dtype=dtype, device=like.device)

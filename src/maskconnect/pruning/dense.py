@@ -1,4 +1,4 @@
-"""A frozen dense block as a graph: every layer reads its sources, and has no weights for the channels of the others."""
+"""A frozen dense block as a graph, in which layers have no weights for channels that they do not read."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from maskconnect.retrofit.narrow import twin
 
 
 def plain_dense(stack: DenseStack) -> fx.GraphModule:
-    """The graph of a dense block; its layers keep their names and their classes."""
+    """Return the graph of a dense block; its layers keep their names and classes."""
     root, graph = nn.Module().train(stack.training), fx.Graph()
     features = [graph.placeholder("x")]
-    _, *sources = stack.masks.settled().sources
+    _, *sources = stack.masks.current_wiring().sources
     for number, (name, reads) in enumerate(zip(stack.names[1:], sources, strict=True), start=1):
         root.add_module(name, _independent(stack.pruned_layer(number), stack.flat()[number]))
         features.append(graph.call_module(name, ([features[k] for k in reads],)))
@@ -23,7 +23,7 @@ def plain_dense(stack: DenseStack) -> fx.GraphModule:
 
 
 def _independent(small: nn.Module, layer: nn.Module) -> nn.Module:
-    """A narrowed layer with parameters of its own, in the place of parts of the whole layer's."""
+    """Return a narrowed layer with its own parameters instead of parts of the original ones."""
     changed: dict[str, nn.Module | None] = {}
     for name in ("norm1", "conv1"):
         part, whole = small.get_submodule(name), layer.get_submodule(name)

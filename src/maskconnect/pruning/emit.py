@@ -1,8 +1,8 @@
-"""A frozen network as a plain one: graphs of torch's own operations and of the modules that stay (D10).
+"""Write a frozen network as a plain one: graphs of torch operations and of the modules that stay (D10).
 
-A stack becomes a `torch.fx.GraphModule`, whose `forward` is straight code that anybody can read: `print(network.code)`.
-Modules of maskconnect's own, such as a residual block, are written out into the graphs that they are in; those of the
-user stay as they are, but for nn.Sequential, of which the parts are called one after the other.
+A stack becomes a `torch.fx.GraphModule`, whose `forward` is readable straight-line code: `print(network.code)`. Modules
+of maskconnect, such as residual blocks, are inlined into these graphs. Modules of the user stay the same, except for
+nn.Sequential, whose parts are called one by one.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from maskconnect.core.layers import LayerAggregation
 from maskconnect.core.stack import MaskedStack
 from maskconnect.pruning.chain import Chain
 from maskconnect.pruning.dense import plain_dense
-from maskconnect.pruning.graphs import graph_module, is_graph_of_ours, is_ours, is_simple_sequence, note_
+from maskconnect.pruning.graphs import graph_module, is_own_module, is_pruned_graph, is_simple_sequence, note_
 from maskconnect.pruning.plan import Plan, alive_blocks
 from maskconnect.retrofit.dense import DenseStack
 
 
 def plain_network(model: nn.Module, plans: Mapping[str, Plan]) -> nn.Module:
-    """The model with a graph in the place of every stack and of every other module of maskconnect's own.
+    """Replace every stack, and every other module of maskconnect, by a graph.
 
-    `plans` are those of all stacks under all their names, outer ones first. The modules of the model are not copied.
+    `plans` are the plans of all stacks under all their names, outer stacks first. The modules of the model are not
+    copied.
     """
     made: dict[nn.Module, nn.Module] = {}
     for name, plan in plans.items():
         stack = dict(model.named_modules(remove_duplicate=False)).get(name)
-        if not isinstance(stack, MaskedStack):  # it was in a module that went, or is replaced under another name
+        if not isinstance(stack, MaskedStack):  # it was inside a removed module, or is replaced under another name
             continue
         if stack not in made:
             made[stack] = plain_stack(stack, plan)
@@ -40,46 +41,46 @@ def plain_network(model: nn.Module, plans: Mapping[str, Plan]) -> nn.Module:
     for part in model.modules():
         if hasattr(part, "make_plain_"):
             cast(Any, part).make_plain_()
-    return _written_out(model, {})
+    return _with_graphs(model, {})
 
 
-def _written_out(module: nn.Module, made: dict[nn.Module, nn.Module]) -> nn.Module:
-    """The module with a graph in the place of everything in it that is maskconnect's own."""
+def _with_graphs(module: nn.Module, made: dict[nn.Module, nn.Module]) -> nn.Module:
+    """Replace every module of maskconnect inside a module by a graph."""
     if module not in made:
         made[module] = module
-        if is_ours(module):
+        if is_own_module(module):
             made[module] = graph = graph_module(module, _Tracer().trace(module))
             if hasattr(module, "describe"):
                 note_(graph, architecture=cast(Any, module).describe())
         for name, child in module._modules.items():
-            if child is not None and not is_ours(module):
-                module._modules[name] = _written_out(child, made)
+            if child is not None and not is_own_module(module):
+                module._modules[name] = _with_graphs(child, made)
     return made[module]
 
 
 def plain_stack(stack: MaskedStack, plan: Plan) -> nn.Module:
-    """What stays of a stack, under the names that it had."""
+    """Return what stays of a stack, under the same names."""
     if isinstance(stack, DenseStack):
         return plain_dense(stack)
     return PlainLayers(stack) if isinstance(stack.aggregation, LayerAggregation) else Chain(stack, plan).module()
 
 
 class PlainLayers(nn.Module):
-    """What stays of layers whose inputs a LayerAggregation makes together; it is written out before anybody sees it."""
+    """What stays of layers whose inputs a LayerAggregation computes together; it is traced into a graph later."""
 
     def __init__(self, stack: MaskedStack) -> None:
         super().__init__()
         self.train(stack.training)
         self.blocks, self.aggregation = alive_blocks(stack), cast(LayerAggregation, stack.aggregation)
-        masks, layers = stack.masks.settled(), stack.layout.layers
+        masks, layers = stack.masks.current_wiring(), stack.layout.layers
         reads = [[masks.sources[j] for j in members if masks.alive[j]] for members in layers[1:]]
-        self.rows = [  # of each layer, who reads it; the output reads all of the last
+        self.rows = [  # for each layer, the sources of its readers; the output reads all of the last layer
             [tuple(k - members.start for k in row) for row in rows]
             for members, rows in zip(layers, [*reads, [tuple(layers[-1])]], strict=True)
         ]
 
     def forward(self, x: Any) -> Any:
-        """Run layer after layer."""
+        """Run the layers in order."""
         layers = [cast(nn.ModuleDict, layer) for layer in self.blocks.values()]
         inputs = [x] * len(layers[0])
         for number, (layer, rows) in enumerate(zip(layers, self.rows, strict=True)):
@@ -91,8 +92,8 @@ class PlainLayers(nn.Module):
 
 
 class _Tracer(fx.Tracer):
-    """Goes into maskconnect's modules, nn.Sequential and graphs, and into nothing else."""
+    """Traces through modules of maskconnect, nn.Sequential and graphs, and through nothing else."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Whether a module is called as it is."""
-        return not (is_ours(m) or is_simple_sequence(m) or is_graph_of_ours(m))
+        """Return whether a module is called instead of traced."""
+        return not (is_own_module(m) or is_simple_sequence(m) or is_pruned_graph(m))

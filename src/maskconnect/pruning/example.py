@@ -1,4 +1,4 @@
-"""What an example shows of the stacks that it runs through: the shapes of outputs, and further arguments."""
+"""Run an example through stacks to find the shapes of outputs and further arguments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from maskconnect.pruning.rewired import built_stacks_of
 
 
 class Pass(NamedTuple):
-    """What an example showed in one run of a stack."""
+    """What an example shows in one run of a stack."""
 
     input: Size | None
     shapes: Shapes
@@ -28,24 +28,24 @@ class Pass(NamedTuple):
 
 @contextmanager
 def watched(model: nn.Module) -> Iterator[dict[MaskedStack, list[Pass]]]:
-    """Note the output shapes of all modules in each pass of each stack, of the unused ones too."""
+    """Note the output shapes of all modules in each pass of each stack, including unused modules."""
     seen: dict[MaskedStack, list[Pass]] = {stack: [] for _, stack in built_stacks_of(model)}
 
     def begin(stack: MaskedStack, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        stack._shapes.clear()  # so that unused modules run too, for their shapes
+        stack._shapes.clear()  # so that unused modules also run and show their shapes
         first = args[0] if args else None
         shape = first.shape if isinstance(first, Tensor) and not first.is_nested else None
         seen[stack].append(Pass(shape, [], (*range(1, len(args)), *kwargs), set(), set()))
 
     def enter(stack: MaskedStack, module: nn.Module, _: Any) -> None:
-        depth[stack] += 1  # a module of a stack may call another one of it
+        depth[stack] += 1  # a module of a stack may call another one of the same stack
 
     def note(stack: MaskedStack, module: nn.Module, _: Any, y: Any) -> None:
         depth[stack] -= 1
         _, shapes, _, half, tensors = seen[stack][-1] if seen[stack] else Pass(None, [], (), set(), set())
         in_turn = seen[stack] and not depth[stack] and len(shapes) < len(stack.flat())
-        if in_turn:  # else the model runs it by itself, too
-            y = y[0] if stack.aggregation == "residual" and is_pair(y) else y  # its shortcut is of the same shape
+        if in_turn:  # otherwise the model calls it outside the stack
+            y = y[0] if stack.aggregation == "residual" and is_pair(y) else y  # the shortcut has the same shape
             shapes.append(y.shape if isinstance(y, Tensor) and not y.is_nested else None)
             half.add(isinstance(y, Tensor) and y.dtype == torch.float16)
             tensors.add(isinstance(y, Tensor))

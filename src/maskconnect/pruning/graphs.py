@@ -1,4 +1,4 @@
-"""Graphs of torch.fx as pruned networks need them, and what may be said of the modules in them."""
+"""Helpers for the torch.fx graphs of pruned networks, and properties of the modules in them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Hardswish)
 
 NEVER_IN_PLACE = (nn.Linear, *CONVOLUTIONS, *NORMS, nn.LayerNorm, nn.GroupNorm)
-"""Modules that neither change what they read nor return it."""
+"""Modules that neither change nor return their input."""
 
 NOTES = "maskconnect"
-"""Under which name the graphs of a pruned network note how they were made."""
+"""The name under which the graphs of a pruned network note how they were built."""
 
 
 def graph_module(root: nn.Module, graph: fx.Graph) -> fx.GraphModule:
-    """The graph with those modules of `root` that it calls, in the modes that they are in."""
+    """Return the graph with the modules of `root` that it calls; modules keep their modes."""
     for node in graph.nodes:
-        node.type = None  # a string, which cannot be pickled
+        node.type = None  # may be a string, which cannot be pickled
         if node.op == "call_module" and is_plain(root.get_submodule(str(node.target)), (nn.Identity,)):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
@@ -35,30 +35,30 @@ def graph_module(root: nn.Module, graph: fx.Graph) -> fx.GraphModule:
 
 
 def note_(graph: fx.GraphModule, **notes: Any) -> None:
-    """Add to the notes of a graph, twice: copying keeps `meta`, and pickling the attribute."""
+    """Add to the notes of a graph, in two places: copying keeps `meta`, pickling keeps the attribute."""
     graph.meta[NOTES] = {**notes_of(graph), **notes}
     graph.maskconnect = graph.meta[NOTES]
 
 
 def notes_of(module: nn.Module) -> dict[str, Any]:
-    """How a graph or a list that pruning has made was made; of other modules nothing."""
+    """Return the notes of a graph or list from pruning; an empty dict for other modules."""
     found = vars(module).get(NOTES) or (module.meta.get(NOTES) if isinstance(module, fx.GraphModule) else None)
     return dict(found) if isinstance(found, dict) else {}
 
 
-def is_graph_of_ours(module: nn.Module) -> bool:
-    """Whether pruning has made this graph; users may have graphs of their own."""
+def is_pruned_graph(module: nn.Module) -> bool:
+    """Return whether a graph comes from pruning; users may have other graphs."""
     return isinstance(module, fx.GraphModule) and bool(notes_of(module))
 
 
-def is_ours(module: nn.Module) -> bool:
-    """Whether a module is maskconnect's and can be traced; an `mc.Residual` is the user's, for its body is."""
+def is_own_module(module: nn.Module) -> bool:
+    """Return whether a module belongs to maskconnect and can be traced; not `mc.Residual`, whose body is the user's."""
     own = type(module).__module__.partition(".")[0] == "maskconnect"
-    return own and type(module) is not Residual and not getattr(module, "runs_as_it_is", False)
+    return own and type(module) is not Residual and not getattr(module, "never_traced", False)
 
 
 def calls_of(network: fx.GraphModule) -> dict[str, list[fx.Node]]:
-    """Where each module is called, in order."""
+    """Return the nodes that call each module, in order."""
     calls: dict[str, list[fx.Node]] = {}
     for node in network.graph.nodes:
         if node.op == "call_module":
@@ -67,7 +67,7 @@ def calls_of(network: fx.GraphModule) -> dict[str, list[fx.Node]]:
 
 
 def is_plain(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:
-    """Whether a module is of one of these kinds exactly, and nobody looks at or changes what it does."""
+    """Return whether a module is exactly of one of these classes, without hooks and without another forward."""
     return type(module) in kinds and not (
         "forward" in module.__dict__
         or module._forward_hooks
@@ -78,5 +78,5 @@ def is_plain(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:
 
 
 def is_simple_sequence(module: nn.Module) -> bool:
-    """Whether a module does nothing but to call its parts one after the other."""
+    """Return whether a module only calls its parts in order."""
     return is_plain(module, (nn.Sequential,)) and len(cast(nn.Sequential, module)) > 0

@@ -1,7 +1,7 @@
-"""What a frozen stack does, written down step by step, so that no mask is needed any more (D10).
+"""The steps of a frozen stack, as plain data without masks (D10).
 
-An example shows how sources are brought into the shapes that their readers need: by what strides they are subsampled
-and how many channels of zeros they get.
+An example shows how sources are aligned to the shapes that their readers need: with which strides they are subsampled,
+and how many channels of zeros are added.
 """
 
 from __future__ import annotations
@@ -27,64 +27,64 @@ Axes = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Subsample:
-    """What `align` did to a source in the example, in numbers."""
+    """How `align` changed a source in the example."""
 
     like: int | None  # a module that stays, whose positions the source must have afterwards
     strides: tuple[int, ...]  # of the axes after the channels
-    zeros: int  # further channels
+    zeros: int  # how many channels are added
     unseen: Axes  # axes whose strides the example did not show, and their lengths in it
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """The shape that the user's own `align` is asked for: that of a module that stays, else the source's, scaled."""
+    """The shape that an `align` of the user must produce: that of a module that stays, or a scaled source shape."""
 
     like: int | None
-    rank: int  # how many axes the source has
-    scale: Axes  # n becomes n * up / down, rounded up; an axis that the source has not becomes `up`
+    rank: int  # the number of axes of the source
+    scale: Axes  # n becomes n * up / down, rounded up; a new axis has the length `up`
     unseen: Axes
 
 
 @dataclass(frozen=True)
 class Step:
-    """Run a module, align the output of one, or make the output of layers; the result is found under `number`."""
+    """Run a module, align an output, or compute the output of layers; the result gets `number`."""
 
-    number: int  # a module's own; of what is aligned, of the output, and of the input if many read it, a further one
-    reads: tuple[int, ...]  # nothing: the input of the stack
-    how: Subsample | Wanted | None = None  # where it aligns
+    number: int  # of a module; results of other steps get further numbers
+    reads: tuple[int, ...]  # empty for the input of the stack
+    how: Subsample | Wanted | None = None  # for steps that align
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A stack as steps; of a dense block, and of layers whose inputs are made together, the wiring says all."""
+    """A stack as steps; empty for dense blocks and layers whose inputs are computed together."""
 
     steps: tuple[Step, ...] = ()
-    arguments: tuple[str | int, ...] = ()  # what the stack gets beside its input: names of keywords, or places
-    half: bool = False  # whether outputs are in float16, in which a sum may overflow
+    arguments: tuple[str | int, ...] = ()  # further arguments of the stack: names or positions
+    half: bool = False  # whether outputs are in float16, in which sums may overflow
     tensors: bool = True  # whether all outputs are tensors
 
     def describe(self) -> dict[str, Any]:
-        """The plan as plain data."""
+        """Return the plan as plain data."""
         return asdict(self)
 
     @classmethod
     def read(cls, found: Mapping[str, Any]) -> Plan:
-        """The plan that `describe` described; a ValueError, KeyError or TypeError if it is none.
+        """Read a plan from the result of `describe`; raise a ValueError, KeyError or TypeError if it is invalid.
 
-        Whoever wrote it, it must not be able to do more than a plan can: names become code.
+        The data is untrusted, and names become code, so everything is checked.
         """
         steps = [Step(_number(s["number"]), tuple(map(_number, s["reads"])), _how(s["how"])) for s in found["steps"]]
         for name in found["arguments"]:
             if not is_argument(name):
-                raise ValueError(f"{shown(name)} is no argument")
+                raise ValueError(f"{shown(name)} is not a valid argument name")
         for name in ("half", "tensors"):
             if not isinstance(found[name], bool):
-                raise ValueError(f"{name} is {shown(found[name])}")
+                raise ValueError(f"{name} is {shown(found[name])}; it must be true or false")
         return cls(tuple(steps), tuple(found["arguments"]), found["half"], found["tensors"])
 
 
 def is_argument(name: object) -> bool:
-    """Whether this is the place of an argument, or a name that one can have."""
+    """Return whether this is a valid position or name of an argument."""
     if isinstance(name, str):
         return name.isidentifier() and not keyword.iskeyword(name)
     return type(name) is int and 0 < name < 256
@@ -92,7 +92,7 @@ def is_argument(name: object) -> bool:
 
 def _number(found: object) -> int:
     if type(found) is not int or not 0 <= found < 2**40:
-        raise ValueError(f"{shown(found)} is no number of a plan")
+        raise ValueError(f"{shown(found)} is not a valid number in a plan")
     return found
 
 
@@ -110,26 +110,26 @@ def _how(found: Mapping[str, Any] | None) -> Subsample | Wanted | None:
 
 
 def plan_of(stack: MaskedStack, name: str, passes: Sequence[Pass]) -> Plan:
-    """What a frozen stack does, as an example showed."""
+    """Return the plan of a frozen stack, from the passes of an example."""
     together = isinstance(stack.aggregation, LayerAggregation) or stack.aggregation == "concat"
     plans = {
         Plan(() if together else steps_of(stack, p.shapes, p.input), p.arguments, p.half == {True}, all(p.tensors))
         for p in passes
     }
     if len(plans) != 1:
-        times = f"{len(passes)} times, and not always alike in its arguments or in how sources are aligned"
+        times = f"ran {len(passes)} times, with different arguments or shapes"
         raise ConnectivityError(
-            f"with this example the stack {name!r} was run {times if plans else 'not at all'}; "
-            "an example that runs it, always alike, was needed."
+            f"with this example, the stack {name!r} {times if plans else 'did not run'}; "
+            "pass an example for which it runs, each time with arguments of the same form and shape."
         )
     return plans.pop()
 
 
 def steps_of(stack: MaskedStack, shapes: Shapes, first: Size | None) -> tuple[Step, ...]:
-    """What a frozen stack does, given the output shapes of all its modules in an example, and that of its input."""
-    masks, layout = stack.masks.settled(), stack.layout
+    """Return the steps of a frozen stack, from its input shape and all output shapes in an example."""
+    masks, layout = stack.masks.current_wiring(), stack.layout
     steps: list[Step] = []
-    always: tuple[int, ...] = ()  # what every target reads beside its sources
+    always: tuple[int, ...] = ()  # what every target reads in addition to its sources
     if stack.aggregation == "stream":
         number = len(shapes)
         always, shapes = (number,), [*shapes, first]
@@ -137,7 +137,7 @@ def steps_of(stack: MaskedStack, shapes: Shapes, first: Size | None) -> tuple[St
     aligned: dict[tuple[int, Subsample | Wanted], int] = {}
 
     def reads(sources: Iterable[int], like: int) -> tuple[int, ...]:
-        """Where the sources are found in the output shape of module `like`, after steps that bring them there."""
+        """Return the numbers of sources in the output shape of module `like`; add steps that align them."""
         numbers = []
         for k in sources:
             how = _alignment(stack, shapes, k, like)
@@ -158,16 +158,16 @@ def steps_of(stack: MaskedStack, shapes: Shapes, first: Size | None) -> tuple[St
 
 
 def _alignment(stack: MaskedStack, shapes: Shapes, k: int, like: int) -> Subsample | Wanted | None:
-    """How module k is brought into the output shape of module `like`, which perhaps does not stay."""
+    """Return how module k is aligned to the output shape of module `like`, which may not stay."""
     found, wanted = shapes[k], shapes[like]
     if k == like or found is None or wanted is None:
         return None
-    alive = stack.masks.settled().alive
+    alive = stack.masks.current_wiring().alive
     same = next((m for m in reversed(range(like + 1)) if alive[m] and shapes[m] == wanted), None)
     if stack.align is None:
         axes = range(2, len(found)) if len(found) > 3 else ()
         strides = tuple(_scale(found[axis], wanted[axis])[1] for axis in axes)
-        # Any stride leads to 1 position, and to other lengths `align` may come by a power of two.
+        # Any large stride gives 1 position, and for other lengths `align` may choose a power of two.
         unseen = tuple((a, found[a]) for a, s in zip(axes, strides, strict=True) if wanted[a] == 1 or s & (s - 1))
         return Subsample(same, strides, wanted[1] - found[1], unseen) if found != wanted or unseen else None
     if found == wanted:
@@ -179,14 +179,14 @@ def _alignment(stack: MaskedStack, shapes: Shapes, k: int, like: int) -> Subsamp
 
 
 def _scale(found: int, wanted: int) -> tuple[int, int]:
-    """`up` and `down` that lead from a length to another: 1 and a stride where `align` has one."""
+    """Return `up` and `down` that scale one length to another: 1 and a stride if `align` has one."""
     view = align(torch.empty(1, 1, found, 1, device="meta"), Size((1, 1, wanted, 1)))
     return Fraction(wanted, max(found, 1)).as_integer_ratio() if view is None else (1, view.stride(2))
 
 
 def alive_blocks(stack: MaskedStack) -> nn.ModuleDict:
-    """The modules that stay, under the numbers that they had."""
-    alive = iter(stack.masks.settled().alive)
+    """Return the modules that stay, under the same numbers."""
+    alive = iter(stack.masks.current_wiring().alive)
 
     def kept(modules: nn.ModuleList, inside: bool) -> nn.ModuleDict:
         found = nn.ModuleDict().train(stack.training)

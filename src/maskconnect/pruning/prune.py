@@ -1,7 +1,7 @@
-"""Unused modules out, a plain network back (D10), and the proof that it computes the same.
+"""`mc.prune`: remove unused modules, return a plain network (D10), and check that it gives the same outputs.
 
-Modules that cannot reach the output go. Those that stay are wired for good, in a graph without masks (`emit.py`), in
-which, if asked for, batch norms are folded into convolutions and those that read the same are merged (`passes`).
+Modules that cannot reach the output are removed. The others become a graph without masks (`emit.py`). On request, batch
+norms are folded into convolutions, and convolutions with the same input are merged (`passes`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from maskconnect.errors import ConfigError, ConnectivityError
 from maskconnect.pruning import rewired
 from maskconnect.pruning.emit import plain_network
 from maskconnect.pruning.example import watched
-from maskconnect.pruning.graphs import is_graph_of_ours, note_
+from maskconnect.pruning.graphs import is_pruned_graph, note_
 from maskconnect.pruning.passes.fold_norms import fold_
 from maskconnect.pruning.passes.inplace import write_over_
 from maskconnect.pruning.passes.merge_convs import merge_
@@ -35,33 +35,47 @@ __all__ = ["PrunedCount", "apply", "difference", "prune", "prune_and_compare", "
 
 logger = logging.getLogger("maskconnect")
 
-NOTHING: Any = object()
-"""An example that is not given: all arguments are given by name."""
+MISSING: Any = object()
+"""Marks that no example is given, because all arguments are given by name."""
 
 
 def prune(
-    model: nn.Module, example: Any = NOTHING, *args: Any, fold: bool = False, merge: bool = True, **kwargs: Any
+    model: nn.Module, example: Any = MISSING, *args: Any, fold: bool = False, merge: bool = True, **kwargs: Any
 ) -> nn.Module:
-    """A copy of a frozen model without masks and without the modules that cannot reach the output.
+    """Return a copy of a frozen model without masks, and without modules that cannot reach the output.
 
-        slim = mc.prune(resnet, torch.randn(1, 3, 32, 32))
-        slim = mc.prune(llama, input_ids=ids)  # or mc.prune(llama, example=tokenizer("...", return_tensors="pt"))
+    The model runs once on the example in eval mode, which shows how sources are aligned. The pruned network also
+    accepts inputs of other sizes, unless the example is too small to show the strides. Each stack becomes a plain
+    `torch.fx.GraphModule` that takes the same arguments as in the example. The outputs of both networks are compared on
+    the example and on random inputs. The model itself does not change.
 
-    `model(example, *args, **kwargs)` is run in eval mode, which shows how sources are to be aligned. Inputs of other
-    sizes work afterwards, where the outputs of modules grow with them; an example so small that strides do not show
-    serves its own size only. What comes back is plain: nothing of maskconnect is in it, and a stack has become a
-    `torch.fx.GraphModule`, with no further arguments than the example had. It is checked to compute the same, on the
-    example and on random inputs. The model itself does not change.
-
-    A model that `mc.rewire` rewired stays what it was, with its own lists. A block that goes leaves a pass-through in
-    its place, because the model's code may count its blocks; names of weights stay. A block that nothing reads, but
-    whose output the model uses otherwise, stays.
+    A model from `mc.rewire` keeps its own code and lists. A removed block leaves a pass-through in its place, because
+    the code of the model may count its blocks. A block that no block reads stays if the model uses its output
+    elsewhere.
 
     Args:
-        example: an input of the model; a dict whose keys are the names of its arguments is passed by name.
-        fold: fold batch norms into the convolutions before them: faster, and for inference only.
-        merge: make one convolution of those that read the same, or are summed. Without `fold` and `merge` the names of
-            weights are those of the model.
+        model: a model whose stacks are all frozen.
+        example: an input of the model. A dict whose keys are names of arguments is passed by name.
+        args: further arguments of the model.
+        fold: whether to fold batch norms into the convolutions before them: faster, for inference only. False by
+            default.
+        merge: whether to merge convolutions that have the same input or whose outputs are summed. True by default.
+            Without `fold` and `merge`, the names of weights stay the same.
+        kwargs: further keyword arguments of the model.
+
+    Returns:
+        The pruned network; nothing in it needs maskconnect.
+
+    Raises:
+        ConfigError: if the model has no `MaskedStack`, or is wrapped in DistributedDataParallel.
+        ConnectivityError: if masks are not frozen, the example does not run every stack, or the outputs differ.
+
+    Example:
+        ```python
+        mc.freeze(model)
+        slim = mc.prune(model, torch.randn(1, 3, 32, 32))
+        slim = mc.prune(llama, input_ids=ids)  # or: mc.prune(llama, tokenizer("...", return_tensors="pt"))
+        ```
     """
     args, kwargs = arguments_of(model, example, args, kwargs)
     return prune_and_compare(model, args, kwargs, fold=fold, merge=merge)[0]
@@ -70,9 +84,9 @@ def prune(
 def arguments_of(
     model: nn.Module, example: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments that an example stands for."""
+    """Return the positional and keyword arguments that an example stands for."""
     named = dict(kwargs or {})
-    if example is NOTHING:
+    if example is MISSING:
         return args, named
     if isinstance(example, Mapping) and not args and isinstance(model, nn.Module):
         parameters = inspect.signature(model.forward).parameters
@@ -85,10 +99,12 @@ def arguments_of(
 def prune_and_compare(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None, *, fold: bool, merge: bool
 ) -> tuple[nn.Module, float]:
-    """The pruned network, and by how much its outputs differ from the model's, relative to the largest."""
+    """Return the pruned network, and the largest difference of its outputs relative to the largest output."""
     stacks = stacks_of(model)
     if not stacks:
-        raise ConfigError(f"there is no MaskedStack in this {type(model).__name__}.")
+        raise ConfigError(
+            f"there is no MaskedStack in this {type(model).__name__}; build one with mc.MaskedStack or mc.rewire."
+        )
     if isinstance(model, DistributedDataParallel):
         raise ConfigError("the model is wrapped in DistributedDataParallel; call mc.prune(model.module, ...).")
     if not all(stack.masks.is_frozen for _, stack in stacks):
@@ -99,15 +115,15 @@ def prune_and_compare(
         output_of(pruned, *args, **(kwargs or {}))
     plans = {name: plan_of(stack, name, seen[stack]) for name, stack in built_stacks_of(pruned)}
     pruned = apply(pruned, plans, fold=fold, merge=merge)
-    apart = check(model, pruned, args, kwargs or {}, exact=not (fold or merge))
-    logger.info("pruned; the largest difference of outputs is %.1e of the largest output", apart)
-    return pruned, apart
+    largest = check(model, pruned, args, kwargs or {}, exact=not (fold or merge))
+    logger.info("pruned; the largest difference of outputs is %.1e of the largest output", largest)
+    return pruned, largest
 
 
 def apply(model: nn.Module, plans: Mapping[str, Plan], *, fold: bool, merge: bool) -> nn.Module:
-    """The plain network of a model whose stacks do what `plans` say; it is made of the model's own modules.
+    """Return the plain network of a model whose stacks follow `plans`; it uses the modules of the model.
 
-    Every graph in it notes how it was made, as plain data, so that it can be made again.
+    Every graph in it notes how it was built, as plain data, so that a saved network can be rebuilt.
     """
     stacks = {}
     for name, stack in stacks_of(model):
@@ -117,7 +133,7 @@ def apply(model: nn.Module, plans: Mapping[str, Plan], *, fold: bool, merge: boo
     network = rewired.without_unused(model, {"path": first, "fold": fold, "merge": merge, "stacks": stacks})
     network = plain_network(network, plans)
     for name, part in list(network.named_modules()):
-        if is_graph_of_ours(part):
+        if is_pruned_graph(part):
             if fold:
                 fold_(part)
             if merge:

@@ -1,8 +1,8 @@
-"""Take the blocks that nothing reads out of a model that `mc.rewire` has rewired.
+"""Remove the blocks that nothing reads from a model that was rewired with `mc.rewire`.
 
-The model's own code still runs the list, and may index it, so a block that goes leaves a `PassThrough` in its place.
-Where each block that stays reads the one that stays before it, the list becomes the container that the model had;
-otherwise a `WiredList`, which joins the sources as the masks said.
+The code of the model still runs the list, and may index it, so a removed block leaves a `PassThrough` in its place. If
+each remaining block reads the remaining block before it, the list becomes the original container. Otherwise it becomes
+a `WiredList`, which joins sources like the frozen masks.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from maskconnect.pruning.verify import output_of
 from maskconnect.retrofit.given import Given
 from maskconnect.retrofit.stack import TappedStack, sections_of
 from maskconnect.retrofit.stand_in import CONSTANTS, Form, changes, read_form, stand_in
-from maskconnect.retrofit.taps import MODULE, TapList
+from maskconnect.retrofit.taps import MODULE_ATTRIBUTES, TapList
 from maskconnect.retrofit.walker import Walker
 
 
 class PassThrough(nn.Module):
-    """In the place of a block that is gone: hands on what it is given, in the form of the block's output.
+    """Replaces a removed block: returns its input, in the form of the output of the block.
 
-    It keeps the block's plain attributes, such as `attention_type`, which the model's code may read.
+    It keeps simple attributes of the block, such as `attention_type`, which the code of the model may read.
     """
 
-    runs_as_it_is = True
+    never_traced = True
 
     def __init__(self, form: Form, block: nn.Module) -> None:
         super().__init__()
         for name, value in vars(block).items():
-            if name not in MODULE and isinstance(value, CONSTANTS):
+            if name not in MODULE_ATTRIBUTES and isinstance(value, CONSTANTS):
                 setattr(self, name, value)
         self.form, self.training = form, block.training
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What is handed on."""
+        """Return the input in the form of the output of the block."""
         given = Given.to(self, args, kwargs)
         return stand_in(self.form, given.main, given.arguments)
 
 
 class WiredList(TapList, Walker):
-    """The first list of a chain whose wiring is fixed; it has the blocks that stay and no masks."""
+    """The first list of a chain with a fixed wiring; it has the blocks that stay and no masks."""
 
     guards = False
 
@@ -60,7 +60,7 @@ class WiredList(TapList, Walker):
         self.layout, self.aggregation, self.align = stack.layout, stack.aggregation, stack.align
         self.candidates, self.scales = stack.masks.candidates, stack.scales
         self.forms = dict(stack.forms)
-        self.binary = replace(stack.masks.settled(), alive=stack.needed(stack.masks.settled()))
+        self.binary = replace(stack.masks.current_wiring(), alive=stack.needed(stack.masks.current_wiring()))
 
     def begin(self) -> Inputs:
         """Begin a forward pass."""
@@ -76,17 +76,17 @@ class WiredList(TapList, Walker):
 
 
 def rewired_stacks_of(model: nn.Module) -> dict[str, TappedStack]:
-    """The stacks that `mc.rewire` made, by name."""
+    """Return the stacks from `mc.rewire`, by name."""
     return {name: stack for name, stack in stacks_of(model) if isinstance(stack, TappedStack)}
 
 
 def built_stacks_of(model: nn.Module) -> list[tuple[str, MaskedStack]]:
-    """The other stacks, under each of their names, outer ones first."""
+    """Return all other stacks, under each of their names, outer stacks first."""
     return [(name, stack) for name, stack in stacks_of(model) if stack.runs_its_modules]
 
 
 def find_unused_(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Let an example show which of the blocks that nothing reads the model itself does not use either."""
+    """Find out from an example which unread blocks the model itself does not use either."""
     stacks = rewired_stacks_of(model).values()
     if not stacks:
         return
@@ -96,28 +96,28 @@ def find_unused_(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
     gc.collect()
     for stack in stacks:
         stack.judge(with_output=True)
-    del output  # not before: what it holds is used
+    del output  # only now: tensors in it count as used
 
 
 def forms_of(stack: TappedStack) -> dict[int, Form]:
-    """What is handed on in the place of each block that goes."""
-    stays = stack.needed(stack.masks.settled())
+    """Return the form of the output of each block that is removed."""
+    stays = stack.needed(stack.masks.current_wiring())
     forms = {number: stack.forms.get(number) for number, on in enumerate(stays) if not on}
     return {number: form for number, form in forms.items() if form is not None}
 
 
 def describe(stack: TappedStack) -> dict[str, Any]:
-    """How a rewired stack is pruned, as plain data."""
+    """Describe how a rewired stack is pruned, as plain data."""
     return {"forms": {str(number): form for number, form in forms_of(stack).items()}}
 
 
 def read_forms_(stack: TappedStack, described: Mapping[str, Any]) -> None:
-    """Prune a stack as described: a ValueError, KeyError or TypeError if it is not a description."""
+    """Read a description from `describe`; raise a ValueError, KeyError or TypeError if it is invalid."""
     stack.forms = {int(number): read_form(form) for number, form in described["forms"].items()}
 
 
 def without_unused(model: nn.Module, notes: Mapping[str, Any]) -> nn.Module:
-    """The model with plain lists in the place of rewired ones; it is made of the model's own modules."""
+    """Replace rewired lists of a model by plain ones; they use the modules of the model."""
     for stack in dict.fromkeys(rewired_stacks_of(model).values()):
         made: dict[nn.Module, nn.Module] = dict(zip(stack.sections, _lists(stack), strict=True))
         vars(made[stack])[NOTES] = notes
@@ -126,7 +126,7 @@ def without_unused(model: nn.Module, notes: Mapping[str, Any]) -> nn.Module:
 
 
 def _lists(stack: TappedStack) -> list[nn.Module]:
-    """What comes into the places of the lists of a chain."""
+    """Return the lists that replace the lists of a chain."""
     forms = forms_of(stack)
     blocks = [PassThrough(forms[k], block) if k in forms else block for k, block in enumerate(stack.flat())]
     left = iter(blocks)
@@ -138,9 +138,9 @@ def _lists(stack: TappedStack) -> list[nn.Module]:
 
 
 def _is_chain(stack: TappedStack, forms: Mapping[int, Form]) -> bool:
-    """Whether each block that stays reads just the one that stays before it, as the model hands it on."""
+    """Return whether each remaining block reads only the remaining block before it, as the model passes it."""
     if stack.aggregation not in ("mean", "sum", "residual") or any(map(changes, forms.values())):
         return False
-    sources = stack.masks.settled().sources
+    sources = stack.masks.current_wiring().sources
     kept = [number for number in range(len(sources)) if number not in forms]
     return all(sources[j] == (before,) for before, j in pairwise(kept))

@@ -1,4 +1,4 @@
-"""By how much the outputs of two networks differ, and how much is allowed."""
+"""Measure how much the outputs of two networks differ, and check that it is within rounding."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from maskconnect.core.targets import cloned
 from maskconnect.errors import ConnectivityError
 
 RANDOM_INPUTS = 2
-"""On how many random inputs a pruned network is compared, beside the example."""
+"""The number of random inputs on which a pruned network is compared, in addition to the example."""
 
 
 def check(model: nn.Module, pruned: nn.Module, args: Any, kwargs: Mapping[str, Any], *, exact: bool) -> float:
-    """The largest difference of the outputs on the given input and on random ones; an error if it is too large."""
+    """Return the largest difference of outputs on the given input and on random ones; raise an error if too large."""
     largest = 0.0
     for seed in range(1 + RANDOM_INPUTS):
         given = (args, dict(kwargs)) if seed == 0 else _random_like((args, dict(kwargs)), seed)
@@ -27,21 +27,24 @@ def check(model: nn.Module, pruned: nn.Module, args: Any, kwargs: Mapping[str, A
         except Exception:
             if seed == 0:
                 raise
-            continue  # not every model takes any numbers
-        apart, allowed = apart_of(expected, output_of(pruned, *given[0], **given[1])), tolerance(expected, exact=exact)
-        if apart > allowed:
+            continue  # some models do not accept arbitrary numbers
+        gap, allowed = (
+            relative_difference(expected, output_of(pruned, *given[0], **given[1])),
+            tolerance(expected, exact=exact),
+        )
+        if gap > allowed:
             what = "on a random input " if seed else ""
             raise ConnectivityError(
-                f"{what}the pruned network differs from the model by {apart:.1e} of the largest output, more than "
+                f"{what}the pruned network differs from the model by {gap:.1e} of the largest output, more than "
                 f"{allowed:.0e}; perhaps the model is random in eval mode, or hooks change what its stacks compute."
-                + ("" if exact else " See whether it is pruned without folding and merging.")
+                + ("" if exact else " Try to prune it with fold=False and merge=False.")
             )
-        largest = max(largest, apart)
+        largest = max(largest, gap)
     return largest
 
 
 def _random_like(given: Any, seed: int) -> Any:
-    """Normal numbers, with the mean and the spread of those given; what is not a real number stays."""
+    """Return normal random tensors with the mean and deviation of the given ones; other values stay the same."""
     generator = torch.Generator().manual_seed(seed)
 
     def drawn(y: Tensor) -> Tensor:
@@ -55,13 +58,13 @@ def _random_like(given: Any, seed: int) -> Any:
 
 
 def difference(model: nn.Module, pruned: nn.Module, x: Any, *args: Any, **kwargs: Any) -> float:
-    """The largest difference of the outputs of two models in eval mode, relative to the largest output of the first."""
-    return apart_of(output_of(model, x, *args, **kwargs), output_of(pruned, x, *args, **kwargs))
+    """Return the largest difference of the outputs of two models in eval mode, relative to the largest output."""
+    return relative_difference(output_of(model, x, *args, **kwargs), output_of(pruned, x, *args, **kwargs))
 
 
 @torch.no_grad()
 def output_of(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """What a model returns in eval mode; neither its modes, nor the arguments, nor random numbers change."""
+    """Return the output of a model in eval mode, without changing its modes, the arguments or random states."""
     modes = [(part, part.training) for part in model.modules()]
     given_args, given_kwargs = cloned((args, kwargs))
     try:
@@ -74,11 +77,13 @@ def output_of(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
             part.training = mode
 
 
-def apart_of(expected: Any, found: Any) -> float:
-    """The largest difference between the tensors of two outputs, relative to the largest entry of the expected one."""
+def relative_difference(expected: Any, found: Any) -> float:
+    """Return the largest difference between the tensors of two outputs, relative to the largest expected entry."""
     tensors = [[leaf for leaf in tree_leaves(y) if isinstance(leaf, Tensor)] for y in (expected, found)]
     if not tensors[0]:
-        raise ConnectivityError(f"the model returned a {type(expected).__name__} without tensors to compare.")
+        raise ConnectivityError(
+            f"the model returned a {type(expected).__name__} without tensors to compare; return tensors."
+        )
     if [(y.shape, y.dtype) for y in tensors[0]] != [(y.shape, y.dtype) for y in tensors[1]]:
         return math.inf
     return max(_ratio(*pair) for pair in zip(*tensors, strict=True))
@@ -96,9 +101,9 @@ def _ratio(expected: Tensor, found: Tensor) -> float:
 
 
 def tolerance(output: Any, *, exact: bool) -> float:
-    """1e-12 in float64, 1e-5 in float32, and what half precision can tell apart; ten times that where sums are others.
+    """Return the allowed difference: 1e-12 in float64, 1e-5 in float32, the machine epsilon in half precision.
 
-    Folding and merging change weights and the order in which things are added up.
+    Without `exact` it is ten times larger, because folding and merging change weights and the order of sums.
     """
     kinds = {leaf.dtype for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()}
     least = max((1e-12 if kind == torch.float64 else max(1e-5, torch.finfo(kind).eps) for kind in kinds), default=1e-5)

@@ -1,4 +1,4 @@
-"""Recipes: what to train, on what, and how, as strict TOML."""
+"""Recipes: strict TOML files that say what to train, on which data and how."""
 
 from maskconnect.recipes.load import load, names
 from maskconnect.recipes.schema import Recipe

@@ -1,4 +1,4 @@
-"""Plain tables into dataclasses, strictly: no unknown key, no missing one, no value of another type."""
+"""Read plain tables into dataclasses. Unknown keys, missing keys and values of another type are errors."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ MOVED = {
     "phase.blend": 'learning.way (way = "blend")',
     "phase.even": "learning.uniform_floor",
 }
-"""Where fields of version 0.1 are now."""
+"""The new names of fields of version 0.1."""
 REMOVED = {"training.mask_momentum": "masks have no momentum"}
 
 
 def read(kind: type[T], table: object, path: str = "") -> T:
-    """The dataclass `kind` made from a table; `path` is where in the recipe that table stands."""
+    """Return the dataclass `kind` with the values of a table; `path` names the table in errors."""
     if not isinstance(table, dict):
         raise ConfigError(f"{path or 'the recipe'} is {shown(table)}; it must be a table.")
     known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
@@ -35,7 +35,7 @@ def read(kind: type[T], table: object, path: str = "") -> T:
             raise unknown_field(path, key, known)
     for name, field in known.items():
         if name not in table and field.default is MISSING and field.default_factory is MISSING:
-            raise ConfigError(f"{_join(path, name)} is missing; it has no default.")
+            raise ConfigError(f"{_join(path, name)} is missing; it has no default, so set it.")
     hints = get_type_hints(kind)
     values = {key: _value(hints[key], value, _join(path, key)) for key, value in table.items()}
     try:
@@ -47,23 +47,23 @@ def read(kind: type[T], table: object, path: str = "") -> T:
 
 
 def unknown_field(path: str, key: str, known: Collection[str]) -> ConfigError:
-    """The error for a key that is not a field, with the nearest one that is."""
+    """Return the error for a key that is not a field, with the nearest field."""
     old = f"{path.partition('.')[0]}.{key}"
     if old in MOVED:
-        return ConfigError(f"{_join(path, key)} is now {MOVED[old]}; tools/new_format.py converts recipes and results.")
+        return ConfigError(f"{_join(path, key)} is now {MOVED[old]}; rename it, or run tools/new_format.py.")
     if old in REMOVED:
-        return ConfigError(f"{_join(path, key)} was removed: {REMOVED[old]}; leave it out.")
+        return ConfigError(f"{_join(path, key)} was removed: {REMOVED[old]}. Remove it from the recipe.")
     near = difflib.get_close_matches(key[:LONGEST], known, n=1)
-    hint = f"did you mean {_join(path, near[0])}?" if near else f"{path or 'a recipe'} has: {', '.join(known)}."
-    return ConfigError(f"{_join(path, key)} is not a field; {hint}")
+    hint = f"did you mean `{_join(path, near[0])}`?" if near else f"{path or 'a recipe'} has: {', '.join(known)}."
+    return ConfigError(f"unknown field `{_join(path, key)}`; {hint}")
 
 
 def _value(kind: Any, value: Any, path: str) -> Any:
-    """`value` as what `kind` says it must be."""
+    """Return `value`, checked and converted to `kind`."""
     if kind is Any:
         return value
     options = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
-    if value == "none" and _NONE in options:  # TOML has no word for it
+    if value == "none" and _NONE in options:  # TOML has no null
         return None
     for option in options:
         if option is type(None):
@@ -76,7 +76,7 @@ def _value(kind: Any, value: Any, path: str) -> Any:
             return value if isinstance(value, float) else _as_float(value, path)
         if option in (int, str, bool) and type(value) is option:
             return text(path, value) if option is str else value
-    wanted = " or ".join(_NAMES.get(get_origin(option) or option, "") for option in options if option is not _NONE)
+    wanted = " or ".join(NAMES.get(get_origin(option) or option, "") for option in options if option is not _NONE)
     raise ConfigError(f"{path} is {shown(value)}; it must be {wanted}.")
 
 
@@ -84,7 +84,9 @@ def _as_float(value: int, path: str) -> float:
     try:
         return float(value)
     except OverflowError:
-        raise ConfigError(f"{path} is an integer of {value.bit_length()} bits; that is too large.") from None
+        raise ConfigError(
+            f"{path} is an integer of {value.bit_length()} bits; the largest float is about 1.8e308."
+        ) from None
 
 
 def _items(kind: Any, value: Any, path: str) -> tuple[Any, ...]:
@@ -98,7 +100,7 @@ def _items(kind: Any, value: Any, path: str) -> tuple[Any, ...]:
 
 
 _NONE = type(None)
-_NAMES: dict[Any, str] = {int: "an integer", float: "a number", str: "a text", bool: "true or false", tuple: "a list"}
+NAMES: dict[Any, str] = {int: "an integer", float: "a number", str: "a string", bool: "true or false", tuple: "a list"}
 
 
 def _join(path: str, key: str) -> str:

@@ -1,7 +1,7 @@
-"""Find a recipe by its name or file, lay the layers of it over each other, and check the whole.
+"""Find a recipe by its name or file, merge its layers, and check the result.
 
-A file holds one recipe, or what several have in common and a `[variant.NAME]` table for each. `base = "NAME"`, of a
-file or of a variant, starts from another recipe; a file there is looked for beside this one. Later layers win: base,
+A file holds one recipe, or the common part of several and a `[variant.NAME]` table for each. `base = "NAME"`, in a file
+or in a variant, starts from another recipe; the path of a base file is relative to this file. Later layers win: base,
 file, variant, command line. In a later layer `phase.learn.epochs = 2` changes one phase, and `[[phase]]` replaces all.
 """
 
@@ -15,30 +15,30 @@ from pathlib import Path
 from typing import Any
 
 from maskconnect.errors import LONGEST, ConfigError, cut, shown, unknown_name
-from maskconnect.reading import DEEPEST, parse_toml, read_text
+from maskconnect.reading import MAX_DEPTH, parse_toml, read_text
 from maskconnect.recipes.fields import read
 from maskconnect.recipes.schema import Recipe
 
 HOME = Path(__file__).parent
 FOLDERS = ("quick", "discover", "strong", "paper")
 SAME = ("name", "about", "seed", "init_from")
-"""Fields that do not make another experiment of a recipe."""
+"""Fields that can change without making the recipe another experiment."""
 
 Table = dict[str, Any]
 
 
 def names() -> tuple[str, ...]:
-    """The recipes that come with maskconnect."""
+    """Return the names of the recipes that come with maskconnect."""
     return tuple(_shipped())
 
 
 def load(name: str, settings: Iterable[str] = ()) -> Recipe:
-    """The recipe called `name` (or in that file), with settings such as `model.fan_in=4` laid over it."""
+    """Return the recipe with this name or in this file, with settings such as `model.fan_in=4` applied."""
     table, settings = _table(name, {}), list(settings)
     changed = [setting for setting in settings if setting.partition("=")[0].strip() not in SAME]
     for setting in settings:
         set_field(table, setting)
-    if changed:  # it is no longer what the paper reports on
+    if changed:  # the paper does not report on the changed recipe
         table.pop("paper", None)
         table["about"] = f"{table.get('about') or _called(name)}; changed: {', '.join(map(cut, changed))}"
     try:
@@ -48,17 +48,17 @@ def load(name: str, settings: Iterable[str] = ()) -> Recipe:
 
 
 def in_file(path: Path) -> list[str]:
-    """The names of all recipes in a file, as `load` takes them."""
+    """Return the names of all recipes in a file, as `load` takes them."""
     variants = _pop_variants(_parse(path), path)
     return [f"{path}:{variant}" for variant in variants] if variants else [str(path)]
 
 
 def set_field(table: Table, setting: str) -> None:
-    """Lay one `path.to.field=value` over a recipe; a phase is found by its name, as in `phase.learn.epochs=2`."""
+    """Apply one `path.to.field=value` to a recipe. A phase is found by its name, as in `phase.learn.epochs=2`."""
     path, equals, text = setting.partition("=")
     keys = [key.strip() for key in path.split(".")]
-    if not equals or not all(keys) or len(keys) > DEEPEST:
-        raise ConfigError(f"--set {cut(setting)}: needed is FIELD=VALUE, such as model.fan_in=4.")
+    if not equals or not all(keys) or len(keys) > MAX_DEPTH:
+        raise ConfigError(f"--set {cut(setting)} is not a setting; write FIELD=VALUE, such as model.fan_in=4.")
     change = _parsed(text.strip())
     for key in reversed(keys):
         change = {key: change}
@@ -66,7 +66,7 @@ def set_field(table: Table, setting: str) -> None:
 
 
 def _called(name: str) -> str:
-    """What runs of this recipe are called."""
+    """Return the name that runs of this recipe get."""
     if name in _shipped():
         return name
     path, _, variant = name.rpartition(":") if _is_variant(name) else (name, "", "")
@@ -80,7 +80,7 @@ def _is_variant(name: str) -> bool:
 
 @cache
 def _shipped() -> dict[str, tuple[Path, str]]:
-    """The file of every recipe that comes with maskconnect, and which variant it is."""
+    """Return the file and the variant of every recipe that comes with maskconnect."""
     found: dict[str, tuple[Path, str]] = {}
     for folder in FOLDERS:
         for path in sorted((HOME / folder).glob("*.toml"), key=lambda path: path.stem):
@@ -90,7 +90,7 @@ def _shipped() -> dict[str, tuple[Path, str]]:
 
 
 def _place(name: str) -> tuple[Path, str]:
-    """The file that a recipe is in, and which variant it is."""
+    """Return the file that holds a recipe, and its variant."""
     if name in _shipped():
         return _shipped()[name]
     if _is_variant(name):
@@ -108,18 +108,20 @@ def _place(name: str) -> tuple[Path, str]:
 
 
 def _table(name: str, through: dict[tuple[Path, str], str]) -> Table:
-    """The layers of a recipe, as one table; `through` are the recipes that it is the base of."""
+    """Return the merged layers of a recipe; `through` are the recipes that have it as their base."""
     path, variant = _place(name)
     table = _parse(path)
     here = path.resolve(), variant
     if here in through:
-        raise ConfigError(f"{name}: its base leads back to it: {' -> '.join([*through.values(), name])}.")
+        raise ConfigError(
+            f"{name}: its base leads back to itself: {' -> '.join([*through.values(), name])}. Change one of the bases."
+        )
     variants = _pop_variants(table, path)
     if variants and variant not in variants:
         choice = ", ".join(f"{path}:{cut(each)}" for each in variants)
         raise ConfigError(f"{path} holds several recipes; name one of them: {choice}.")
     if variant and not variants:
-        raise ConfigError(f"{path} holds one recipe, and no variant {shown(variant)}.")
+        raise ConfigError(f"{path} has no variant {shown(variant)}, because it holds a single recipe. Pass {path}.")
     own = dict(variants.get(variant, {}))
     base = table.pop("base", None)
     base = own.pop("base", base)
@@ -129,23 +131,23 @@ def _table(name: str, through: dict[tuple[Path, str], str]) -> Table:
         if base.endswith(".toml") or _is_variant(base):
             base = str(path.parent / base)
         below = _table(base, {**through, here: name})
-        for key in ("about", "paper"):  # which tell of that recipe, and not of this one
+        for key in ("about", "paper"):  # they describe the base only
             below.pop(key, None)
         table = _over(str(path), below, table)
     return _over(name, table, own)
 
 
 def _pop_variants(table: Table, path: Path) -> dict[str, Table]:
-    """Take the variants out of what a file says."""
+    """Remove the variants from the table of a file, and return them."""
     variants = table.pop("variant", {})
     if not isinstance(variants, dict) or not all(isinstance(each, dict) for each in variants.values()):
         found = shown(variants)
-        raise ConfigError(f"{path}: variant is {found}; it must be a table for each recipe, as [variant.NAME].")
+        raise ConfigError(f"{path}: variant is {found}; it must hold one table per recipe, as [variant.NAME].")
     return variants
 
 
 def merged(below: Table, above: Table) -> Table:
-    """Two layers as one. Tables are joined, a table over a list of phases changes those it names, all else replaces."""
+    """Merge two layers. A table over a list of phases changes the phases that it names; other values replace."""
     result = dict(below)
     for key, value in above.items():
         old = result.get(key)
@@ -158,18 +160,20 @@ def merged(below: Table, above: Table) -> Table:
 
 
 def _with_changes(tables: list[Table], changes: Table, key: str) -> list[Table]:
-    """Tables in a list, some of them changed; they are known by their `name`."""
+    """Return a list of tables with changes, given by the `name` of a table."""
     found = [str(table.get("name")) for table in tables]
     for name, change in changes.items():
         if name not in found:
             raise unknown_name(f"the name of a {key}", name, found)
         if not isinstance(change, dict):
-            raise ConfigError(f"{key}.{cut(name)} is {shown(change)}; it must be a table, so name a field of it.")
+            raise ConfigError(
+                f"{key}.{cut(name)} is {shown(change)}; it must be a table. Set one of its fields instead."
+            )
     return [merged(table, changes.get(name, {})) for name, table in zip(found, tables, strict=True)]
 
 
 def _over(what: str, below: Table, above: Table) -> Table:
-    """`merged`, with what the upper layer is in the error."""
+    """Return `merged`, with the name of the upper layer in its errors."""
     try:
         return merged(below, above)
     except ConfigError as error:
@@ -180,15 +184,17 @@ def _parse(path: Path) -> Table:
     try:
         return parse_toml(read_text(path, encoding="utf-8-sig"))
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}; name a recipe or a file that is there.") from None
-    except ValueError as error:  # no UTF-8, no TOML, a number of 5,000 digits, 5,000 brackets
-        raise ConfigError(f"{path} is no TOML: {error}") from None
+        raise ConfigError(
+            f"{path} cannot be read: {error.strerror}. Pass the name of a recipe, or a file that exists."
+        ) from None
+    except ValueError as error:  # invalid UTF-8 or TOML, a number of 5,000 digits, 5,000 brackets
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
 
 def _parsed(text: str) -> Any:
-    """A value as TOML writes it; a text needs no quotation marks."""
+    """Parse a TOML value; strings need no quotation marks."""
     try:
         value = parse_toml(f"value = {text}")["value"]
     except ValueError:
         return text
-    return text if isinstance(value, date | time) else value  # no field is a date, but a run may be called like one
+    return text if isinstance(value, date | time) else value  # no field is a date, but a name may look like one

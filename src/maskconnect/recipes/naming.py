@@ -1,4 +1,4 @@
-"""What people call the networks and the data of recipes, and how recipes are told apart."""
+"""Names of the networks and data sets of recipes, and labels that distinguish recipes."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ SETS = {
     "folder": "a folder of images",
 }
 FIELDS = 3
-"""How many fields a label names, if it needs any."""
+"""The number of fields that a label names, if it needs any."""
 
 
 def network_name(model: Network) -> str:
-    """`ResNet-38`, `ResNeXt {29,8,8}`, `Mixed {1+1+1,32,9}`."""
+    """Return the name of a network: `ResNet-38`, `ResNeXt {29,8,8}`, `Mixed {1+1+1,32,9}`."""
     return model.shape.title
 
 
 def data_name(recipe: Recipe) -> str:
-    """`CIFAR-100`; with what makes it another task, as in `CIFAR-100 (20 coarse classes, 8x8)`."""
+    """Return the name of the data: `CIFAR-100`, or `CIFAR-100 (20 coarse classes, 8x8)` if the task is another."""
     data, size = recipe.data, recipe.augmentation.size
     more = ["20 coarse classes"] * (data.labels == "coarse") + [f"{size}x{size}"] * (data.shrink > 1)
     name = SETS.get(data.name, data.name)
@@ -36,17 +36,17 @@ def data_name(recipe: Recipe) -> str:
 
 
 def data_names(recipes: Iterable[Recipe]) -> str:
-    """The data of some recipes, each once."""
+    """Return the names of the data of several recipes, each once."""
     return " and ".join(dict.fromkeys(map(data_name, recipes)))
 
 
 def kind_of_wiring(model: Network) -> str:
-    """`Learned`, `Fixed-Prev`, ..."""
+    """Return the name of the connectivity: `Learned`, `Fixed-Prev`, ..."""
     return WIRINGS[model.connectivity] if isinstance(model.connectivity, str) else "Given wiring"
 
 
 def fan_in_of(model: Network) -> int | None:
-    """K; None where blocks differ in it by more than how many candidates they have."""
+    """Return K; None if blocks differ in it by more than their number of candidates explains."""
     layout = model.layout()
     if model.connectivity in ("learned", "random"):
         most = max(map(len, layout.candidates()), default=0)
@@ -60,38 +60,38 @@ def fan_in_of(model: Network) -> int | None:
 
 
 def wiring_name(model: Network) -> str:
-    """The kind of wiring, and K: `Learned, K=3`."""
+    """Return the kind of wiring and K: `Learned, K=3`."""
     fan_in = fan_in_of(model)
     return kind_of_wiring(model) if fan_in is None else f"{kind_of_wiring(model)}, K={fan_in}"
 
 
 def without_seed(recipe: Recipe) -> Recipe:
-    """What is the same in all runs of a recipe, whatever their seeds and whatever it is called."""
+    """Return the part of a recipe that all of its runs share, without seed and names."""
     return replace(recipe, seed=0, name="", about="", paper=None)
 
 
 def labels_of(recipes: Sequence[Recipe], wirings: Sequence[str]) -> list[str]:
-    """Each wiring; with its data set and network where those differ, and with fields that differ if need be."""
+    """Return a label per recipe: its wiring, its data and network if those differ, and other fields if needed."""
     parts = [data_name(recipe) for recipe in recipes], [network_name(recipe.model) for recipe in recipes]
     shown = [part for part in parts if len(set(part)) > 1]
-    return told_apart([", ".join(words) for words in zip(*shown, wirings, strict=True)], recipes)
+    return disambiguate([", ".join(words) for words in zip(*shown, wirings, strict=True)], recipes)
 
 
-def told_apart(names: Sequence[str], recipes: Sequence[Recipe]) -> list[str]:
-    """Names, with the fields in which recipes differ whose names are the same but for K; if many, from the first."""
+def disambiguate(names: Sequence[str], recipes: Sequence[Recipe]) -> list[str]:
+    """Add to names that differ only in K the fields in which their recipes differ; if many, differ from the first."""
     written = [assignments(write(recipe)) for recipe in recipes]
     families = [name.partition(", K=")[0] for name in names]
     labels = list(names)
     for family in dict.fromkeys(families):
         places = [place for place, other in enumerate(families) if other == family]
-        found = _apart([names[place] for place in places], [written[place] for place in places])
+        found = _labels_of_family([names[place] for place in places], [written[place] for place in places])
         for place, label in zip(places, found, strict=True):
             labels[place] = label
     return labels
 
 
-def _apart(names: Sequence[str], written: Sequence[dict[str, str]]) -> list[str]:
-    """Labels of recipes of one family: the shortest of three kinds that tells apart whatever can be."""
+def _labels_of_family(names: Sequence[str], written: Sequence[dict[str, str]]) -> list[str]:
+    """Return labels for recipes of one family: the shortest of three forms that distinguishes all that differ."""
     told = {"model.fan_in"} if all(", K=" in name for name in names) else set()
 
     def labels(others: Sequence[dict[str, str]], most: int | None = None) -> list[str]:

@@ -1,58 +1,68 @@
-"""What a recipe says. Each part is a table of the TOML file; every field can be set from the command line.
+"""The tables of a recipe. Every field can be set in the TOML file and from the command line.
 
-Fields that are left out have the defaults below; those without a default must be given. Where None is possible it is
-written "none".
+The text below a field is its meaning, the second part of `Annotated` its allowed values. `reference.py` prints both.
+Fields without a default are required. TOML has no null: where None is possible, a recipe says "none".
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
-from maskconnect.core.checks import decay_of, fan_in_of_targets, fixed_sources
-from maskconnect.core.learning import Blend, Draw, check_credit, default_floor
-from maskconnect.core.wiring import Layout
+from maskconnect.core.blend import Blend, default_floor
+from maskconnect.core.checks import decay_of
+from maskconnect.core.draw import Draw
+from maskconnect.core.learning import CREDITS, GRADIENTS, check_credit
 from maskconnect.data.augment import Augmentation
 from maskconnect.data.catalog import NAMES
-from maskconnect.errors import ConfigError, MaskConnectError, cut, integer, shown, text, unknown_name
+from maskconnect.errors import ConfigError, cut, integer, text, unknown_name
 from maskconnect.limits import within
-from maskconnect.models import FAMILIES, Spec
-from maskconnect.models.kinds import KINDS
+from maskconnect.recipes.network import Network
+
+__all__ = ["Data", "LearningTable", "Network", "Paper", "Phase", "Recipe", "Training"]
 
 LABELS = ("fine", "coarse")
 WAYS = ("draw", "blend")
-NEEDS = {"resnet": ("depth",), "resnext": ("depth", "width", "cardinality"), "mixed": ("layers", "width")}
-"""The sizes that a network of each family must have."""
-MAY_HAVE = {"resnet": (), "resnext": ("norm",), "mixed": ("kinds",)}
-JOINS = {"resnet": "mean", "resnext": "residual", "mixed": "mean"}
-"""How a recipe that does not name its aggregation joins sources. Every recipe that is written names it, so that results
-keep their meaning whatever becomes the default of `mc.resnet`."""
+SHARE = "at least 0, below 1"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Paper:
-    """What the paper says of this very network. Accuracies are in %, parameters in millions."""
+    """The results that the paper reports for this network. Accuracies are in %, parameters in millions."""
 
-    where: str  # "table 1"
-    accuracy: float | None = None  # top-1; the best of its runs where it has several
+    where: str
+    """The table, figure or section of the paper, such as "table 1"."""
+    accuracy: float | None = None
+    """The top-1 accuracy; the best one if the paper reports several runs."""
     top5: float | None = None
-    mean: float | None = None  # over its runs
+    """The top-5 accuracy."""
+    mean: float | None = None
+    """The mean accuracy over the paper's runs."""
     std: float | None = None
-    parameters: float | None = None  # while training
-    pruned: float | None = None  # after unused blocks are gone
+    """The standard deviation over the paper's runs."""
+    parameters: float | None = None
+    """The number of parameters during training."""
+    pruned: float | None = None
+    """The number of parameters after unused blocks are removed (section 4.1)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """Which images."""
+    """The images to train and test on."""
 
-    name: str  # as in `maskconnect data list`
-    labels: str = "fine"  # of cifar100: "fine" or "coarse"
-    validation: int = 0  # training images set aside, of every class alike
-    train_images: int | None = None  # train on so many, of every class alike; else on all
-    test_images: int | None = None  # test on so many, of every class alike; else on all
-    shrink: int = 1  # images in memory are averaged over squares of this side
+    name: Annotated[str, NAMES]
+    """The data set. `maskconnect data list` describes each."""
+    labels: Annotated[str, LABELS] = "fine"
+    """cifar100: whether to use its 100 fine or its 20 coarse classes."""
+    validation: Annotated[int, "0 or more"] = 0
+    """The number of training images to set aside for validation, balanced over classes."""
+    train_images: Annotated[int | None, "1 or more"] = None
+    """The number of images to train on, balanced over classes. If none, all."""
+    test_images: Annotated[int | None, "1 or more"] = None
+    """The number of images to test on, balanced over classes. If none, all."""
+    shrink: Annotated[int, "1 or more"] = 1
+    """Images in memory are averaged over squares with this side, in pixels."""
 
     def __post_init__(self) -> None:
         if self.name not in NAMES:
@@ -67,98 +77,25 @@ class Data:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Network:
-    """Which network; what its classes and channels are, the data say."""
-
-    architecture: str  # "resnet", "resnext" or "mixed"
-    depth: int | None = None  # of resnet and resnext
-    layers: tuple[int, ...] | None = None  # of mixed: how many each stage has
-    width: int | None = None  # of resnext: the bottleneck of a branch of the first stage; of mixed: a branch of it
-    cardinality: int | None = None  # of resnext: branches of a module
-    kinds: tuple[str, ...] | None = None  # of mixed: what the branches of a layer do; left out: one of each kind
-    fan_in: int | None = None  # K
-    connectivity: Any = "learned"  # or "prev", "full", "random", or an explicit wiring
-    aggregation: str | None = None  # "mean", "residual", "sum", ..., as the family has them. Left out: JOINS
-    norm: str | None = None  # of resnext: "branch" (the default) or "sum"
-    stem: str = "cifar"  # or "mini", "imagenet"
-    mask_init: str | float = "uniform"
-    use_all: bool = False  # whether every block is to be read by another, in every draw and at the freeze
-
-    def __post_init__(self) -> None:
-        if self.aggregation is None:
-            object.__setattr__(self, "aggregation", JOINS.get(self.architecture))
-        layout = self.layout()
-        candidates = layout.candidates()
-        try:
-            fan_in = fan_in_of_targets(self.fan_in, layout, candidates)
-            fixed_sources(self.connectivity, layout, candidates, fan_in, seed=0)
-            decay_of(self.mask_init)
-        except MaskConnectError as error:
-            raise ConfigError(f"model.{error}") from None
-
-    @property
-    def shape(self) -> Spec:
-        """The description but for what the data and the seed say."""
-        return self.spec(num_classes=2, in_channels=3, seed=0)
-
-    @property
-    def stages(self) -> tuple[int, ...]:
-        """How many modules each stage has."""
-        return self.shape.stages
-
-    def layout(self) -> Layout:
-        """How many blocks stand in each layer of the network."""
-        return self.shape.layout  # which also checks what it can
-
-    def spec(self, *, num_classes: int, in_channels: int, seed: int) -> Spec:
-        """The description that `maskconnect.models.build` takes."""
-        if self.architecture not in FAMILIES:
-            raise unknown_name("model.architecture", self.architecture, FAMILIES)
-        if self.connectivity in ("learned", "random") and self.fan_in is None:
-            raise ConfigError(
-                f"model.fan_in is missing; {self.connectivity} connectivity needs it, such as model.fan_in=4."
-            )
-        common = ("aggregation", "fan_in", "connectivity", "stem", "mask_init", "use_all")
-        try:
-            sizes = self._sizes()
-            shared = {name: getattr(self, name) for name in common}
-            return FAMILIES[self.architecture](
-                **shared, **sizes, num_classes=num_classes, in_channels=in_channels, seed=seed
-            )
-        except ConfigError as error:
-            raise ConfigError(f"model.{error}") from None
-
-    def _sizes(self) -> dict[str, Any]:
-        """The fields that only some families have."""
-        needed = NEEDS[self.architecture]
-        allowed = (*needed, *MAY_HAVE[self.architecture])
-        every = dict.fromkeys(name for names in (*NEEDS.values(), *MAY_HAVE.values()) for name in names)
-        given = {name: getattr(self, name) for name in every if getattr(self, name) is not None}
-        for name in needed:
-            if name not in given:
-                raise ConfigError(f"{name} is missing; a {self.architecture} needs it.")
-        for name, value in given.items():
-            if name not in allowed:
-                owners = [family for family in NEEDS if name in (*NEEDS[family], *MAY_HAVE[family])]
-                raise ConfigError(f"{name} is {shown(value)}; only a {' or '.join(owners)} has it.")
-        for kind in given.get("kinds", ()):
-            if kind not in KINDS:
-                raise unknown_name("kinds", kind, KINDS)
-        return given
-
-
-@dataclass(frozen=True, kw_only=True)
 class Training:
-    """How the weights are trained, in all phases alike."""
+    """How weights are trained, in all phases (appendix, implementation details)."""
 
-    batch_size: int
-    weight_decay: float
-    momentum: float = 0.9
+    batch_size: Annotated[int, "1 or more"]
+    """The number of images per optimizer step, over all ranks together."""
+    weight_decay: Annotated[float, "0 or more"]
+    """The weight decay of SGD. It does not apply to masks."""
+    momentum: Annotated[float, SHARE] = 0.9
+    """The momentum of SGD. It does not apply to masks."""
     nesterov: bool = False
-    norm_group: int | None = None  # batch norm sees so many images at a time, as on one GPU of the paper; else all
-    accumulate: int = 1  # a batch goes through the network in so many parts, to save memory
-    reestimate: int = 0  # by so many batches are batch-norm statistics found anew for the frozen wiring (D11)
-    evaluate_every: int = 1  # epochs, and after the last one of a phase; 0: after the last one of all only
+    """Whether to use Nesterov momentum. It needs a momentum above 0."""
+    norm_group: Annotated[int | None, "2 or more"] = None
+    """The number of images that batch norm sees at a time, as on one GPU of the paper. If none, the whole batch."""
+    accumulate: Annotated[int, "1 to batch_size"] = 1
+    """The number of parts in which a batch goes through the network. More parts need less memory."""
+    reestimate: Annotated[int, "0 or more"] = 0
+    """The number of batches from which batch-norm statistics are re-estimated for the frozen wiring (D11)."""
+    evaluate_every: Annotated[int, "0 or more"] = 1
+    """The number of epochs between evaluations; each phase also ends with one. If 0, only the last epoch does."""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "accumulate"):
@@ -169,27 +106,36 @@ class Training:
             within("training.norm_group", self.norm_group, least=2)
         if self.accumulate > self.batch_size:
             raise ConfigError(
-                f"training.accumulate is {self.accumulate}; a batch of {self.batch_size} has no so many parts."
+                f"training.accumulate is {self.accumulate}; it must be at most training.batch_size, {self.batch_size}."
             )
         _rate("training.weight_decay", self.weight_decay)
-        _part("training.momentum", self.momentum)
+        _share("training.momentum", self.momentum)
         if self.nesterov and not self.momentum:
-            raise ConfigError("training.nesterov needs a training.momentum above 0.")
+            raise ConfigError("training.nesterov is true and training.momentum is 0; set a momentum above 0.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearningTable:
-    """How masks learn: `mc.Draw` or `mc.Blend`, whose defaults hold where nothing is given."""
+    """How masks learn: `mc.Draw` or `mc.Blend`, whose defaults apply to fields that are left out."""
 
-    way: str = "draw"  # "draw" K sources in every pass, as in the paper, or "blend" all candidates
-    gradient: str = "default"  # "plain" (the default of draw), "direction" (of blend), or "none": a control
-    credit: str = "whole"  # what of a source counts for its mask: "whole" as in the paper, or what is "new" in it
-    images: int | None = None  # about how many images of a batch each mask gradient is taken over; none: all
-    temperature: float | None = None  # of draw: 1 as in the paper, 0 reads the top-K instead of drawing
-    cool: bool | None = None  # of draw: whether draws become the top-K over all steps that masks learn for
-    uniform_floor: float | None = None  # of blend: the part of each mask that is spread evenly over its candidates
-    decay: bool | None = None  # of blend: whether updates become smaller as the top-K takes over; none: no
-    keep: float | None = None  # of blend: the part of all parameters that used modules may hold in the end; none: all
+    way: Annotated[str, WAYS] = "draw"
+    """Each pass draws K sources per module (Algorithm 1, section 3.3), or reads a weighted mix of all candidates."""
+    gradient: Annotated[str, ("default", *GRADIENTS)] = "default"
+    """How masks use their gradient. Default: plain for draw (section 3.3), direction for blend. none is a control."""
+    credit: Annotated[str, CREDITS] = "whole"
+    """The part of a source that counts for its mask: the whole of it (section 3.3), or only what is new in it."""
+    images: Annotated[int | None, "1 or more"] = None
+    """About how many images of a batch each mask gradient is computed from. If none, all."""
+    temperature: Annotated[float | None, "0 or 1"] = None
+    """draw: 1 draws sources (section 3.3), 0 reads the top-K. If none, 1."""
+    cool: bool | None = None
+    """draw: whether draws gradually become the top-K while masks learn. If none, they do not."""
+    uniform_floor: Annotated[float | None, SHARE] = None
+    """blend: the share of each mask that is spread evenly. If none, 0.1, or 0 if mask_init is below 1."""
+    decay: bool | None = None
+    """blend: whether mask updates become smaller as the top-K takes over. If none, they do not."""
+    keep: Annotated[float | None, "above 0, at most 1"] = None
+    """blend: the share of all parameters that used modules may hold when learning ends. If none, all."""
 
     def __post_init__(self) -> None:
         if self.way not in WAYS:
@@ -198,8 +144,8 @@ class LearningTable:
         for name in ("uniform_floor", "decay", "keep") if drawing else ("temperature", "cool"):
             if getattr(self, name) is not None:
                 raise ConfigError(
-                    f"learning.{name} is {getattr(self, name)}; learning.way={self.way!r} has no such field. "
-                    "Leave it out, or set it to none."
+                    f"learning.{name} is {getattr(self, name)}; learning.way={self.way!r} does not have this field. "
+                    "Remove it, or set it to none."
                 )
         try:
             how = self.how(steps=1)
@@ -214,7 +160,7 @@ class LearningTable:
             object.__setattr__(self, name, value)
 
     def how(self, steps: int) -> Draw | Blend:
-        """The way to learn for this number of steps."""
+        """Return the way to learn over this number of steps."""
         names = ("gradient", "credit", "images", "temperature", "uniform_floor", "decay", "keep")
         given = {name: getattr(self, name) for name in names if getattr(self, name) not in (None, "default")}
         if self.way == "blend":
@@ -224,12 +170,16 @@ class LearningTable:
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """Some epochs at one rate. Masks are learned while `mask_lr` is above 0, and frozen when it is 0 (appendix)."""
+    """Epochs with one learning rate. Masks learn if `mask_lr` is above 0 and are frozen if it is 0 (appendix)."""
 
     name: str
-    epochs: int
-    lr: float
-    mask_lr: float = 0.0
+    """The name of the phase, unique within the recipe."""
+    epochs: Annotated[int, "1 or more"]
+    """The number of epochs."""
+    lr: Annotated[float, "0 or more"]
+    """The learning rate of the weights."""
+    mask_lr: Annotated[float, "0 or more"] = 0.0
+    """The learning rate of the masks. No phase after the first with 0 can have another value."""
 
     def __post_init__(self) -> None:
         called = f"phase.{cut(text('the name of a phase', self.name))}"
@@ -240,19 +190,30 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """All that decides what a run computes."""
+    """Everything that decides what a run computes."""
 
-    name: str  # the loader says it, where the file does not
+    name: str
+    """The name of the recipe. If a file does not set it, the name that it was loaded by."""
     about: str = ""
-    seed: int = 0  # of weights, draws, random wiring, order and augmentation
-    init_from: str | None = None  # a run whose trained weights to start from
+    """One line that describes the recipe."""
+    seed: Annotated[int, "at least 0, below `2**63`"] = 0
+    """The seed of weights, draws, random wiring, the order of images and augmentation."""
+    init_from: str | None = None
+    """The folder of a run from whose trained weights to start."""
     paper: Paper | None = None
+    """The results that the paper reports for this network."""
     data: Data
+    """The images to train and test on."""
     augmentation: Augmentation
+    """How images are cropped, flipped and normalized."""
     model: Network
+    """The network to train."""
     training: Training
+    """How weights are trained."""
     learning: LearningTable = LearningTable()
+    """How masks learn."""
     phase: tuple[Phase, ...]
+    """The phases, in order; at least one."""
 
     def __post_init__(self) -> None:
         text("name", self.name)
@@ -261,22 +222,24 @@ class Recipe:
         if not 0 <= integer("seed", self.seed) < 2**63:
             raise ConfigError(f"seed is {self.seed}; it must be at least 0 and below 2**63.")
         if not self.phase:
-            raise ConfigError("there is no phase; a recipe needs at least one [[phase]].")
+            raise ConfigError("the recipe has no phase; add at least one [[phase]].")
         found = [phase.name for phase in self.phase]
         if len(set(found)) < len(found):
-            raise ConfigError(f"phases are called {', '.join(map(cut, found))}; each needs a name of its own.")
+            raise ConfigError(f"the phases are named {', '.join(map(cut, found))}; give each a different name.")
         learning = [phase.mask_lr > 0 for phase in self.phase]
         if sorted(learning, reverse=True) != learning:
-            raise ConfigError("a phase with mask_lr above 0 comes after one without; masks that are frozen stay so.")
+            raise ConfigError(
+                "a phase with mask_lr above 0 follows one with mask_lr 0; frozen masks stay frozen. Reorder the phases."
+            )
         if self.model.connectivity == "learned" and not learning[0]:
             raise ConfigError(
-                f"model.connectivity is 'learned', but phase.{found[0]}.mask_lr is 0; set it, to 0.3 perhaps."
+                f"model.connectivity is 'learned', but phase.{found[0]}.mask_lr is 0; set it above 0, such as to 0.3."
             )
         if self.learning.way == "blend" and self.learning.uniform_floor is None:
             floor = default_floor(decay_of(self.model.mask_init))
             object.__setattr__(self, "learning", replace(self.learning, uniform_floor=floor))
         if self.learning.credit == "new" and self.model.architecture == "resnext":
-            raise ConfigError("learning.credit is 'new', which a resnext does not have; set it to 'whole'.")
+            raise ConfigError("learning.credit is 'new', which resnext does not support; set it to 'whole'.")
         try:
             check_credit(self.learning.credit, self.model.aggregation)
         except ConfigError as error:
@@ -284,17 +247,22 @@ class Recipe:
 
     @property
     def epochs(self) -> int:
-        """Of all phases together."""
+        """The number of epochs in all phases together."""
         return sum(phase.epochs for phase in self.phase)
 
     @property
     def learns(self) -> bool:
-        """Whether connectivity is learned, or fixed from the start."""
+        """Whether connectivity is learned; otherwise it is fixed from the start."""
         return bool(self.model.connectivity == "learned")
 
     def steps_of_learning(self, batches: int) -> int:
-        """For how many steps masks learn, where an epoch has this number of batches."""
+        """Return the number of steps for which masks learn, if an epoch has this number of batches."""
         return batches * sum(phase.epochs for phase in self.phase if phase.mask_lr)
+
+    @property
+    def masks_in_training(self) -> str:
+        """What a pass reads while masks learn, in words."""
+        return "blended masks" if self.learning.way == "blend" else "drawn masks"
 
     @property
     def frozen_to(self) -> str:
@@ -304,9 +272,9 @@ class Recipe:
 
 def _rate(name: str, found: float) -> None:
     if not 0 <= found < math.inf:
-        raise ConfigError(f"{name} is {found}; it must be a number of 0 or more.")
+        raise ConfigError(f"{name} is {found}; it must be 0 or more, and finite.")
 
 
-def _part(name: str, found: float) -> None:
+def _share(name: str, found: float) -> None:
     if not 0 <= found < 1:
         raise ConfigError(f"{name} is {found}; it must be at least 0 and below 1.")

@@ -1,8 +1,9 @@
-"""A recipe as TOML, every field of it, ready to be read again."""
+"""Write a recipe with all of its fields as TOML, and list these fields."""
 
 from __future__ import annotations
 
 import json
+import tomllib
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from maskconnect.recipes.schema import Paper, Recipe
 
 
 def write(recipe: Recipe, command: str = "") -> str:
-    """The resolved recipe, with a header that says what it is and which command runs it."""
+    """Return the resolved recipe, with a header that describes it and has the command that runs it."""
     header = [recipe.about or recipe.name]
     if recipe.paper is not None:
         header.append(f"Paper, {recipe.paper.where}: {_claim(recipe.paper)}")
@@ -27,12 +28,12 @@ def write(recipe: Recipe, command: str = "") -> str:
             for item in value:
                 tables += ["", f"[[{field.name}]]", *_lines(item)]
         else:
-            lines.append(f"{field.name} = {_toml(value)}")
+            lines.append(f"{field.name} = {toml(value)}")
     return "\n".join(lines + tables) + "\n"
 
 
 def _claim(paper: Paper) -> str:
-    """What the paper reports, in words."""
+    """Return the results that the paper reports, in words."""
     if paper.accuracy is None:
         return "no accuracy is stated."
     parts = [f"{paper.accuracy:.2f} %"]
@@ -45,36 +46,35 @@ def _claim(paper: Paper) -> str:
 
 
 def _on_one_line(text: str) -> str:
-    """A text without the characters that end a comment, or may not stand in one."""
+    """Replace characters that end a comment or are not allowed in one by spaces."""
     return "".join(character if character.isprintable() else " " for character in text)
 
 
 def _lines(table: Any) -> list[str]:
     pairs = [(field.name, getattr(table, field.name)) for field in fields(table)]
-    return [f"{name} = {_toml(value)}" for name, value in pairs if value is not None]
+    return [f"{name} = {toml(value)}" for name, value in pairs if value is not None]
 
 
-def _toml(value: Any) -> str:
+def toml(value: Any) -> str:
+    """Return a value as TOML."""
     if isinstance(value, tuple | list):
-        return f"[{', '.join(map(_toml, value))}]"
+        return f"[{', '.join(map(toml, value))}]"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        # A TOML text is a JSON text, but for DEL and the like.
+        # A TOML string is a JSON string, except for DEL and a few other characters.
         return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in json.dumps(value, ensure_ascii=False))
     return repr(value)
 
 
 def assignments(written: str) -> dict[str, str]:
-    """The fields of a written recipe, by the names that `--set` has for them."""
+    """Return the fields of a written recipe with their values as TOML, by the names that `--set` uses."""
     found: dict[str, str] = {}
-    table = ""
-    for line in written.splitlines():
-        key, equals, value = line.partition(" = ")
-        if line.startswith("["):
-            table = line.strip("[]") + "."
-        elif equals and not line.startswith("#"):
-            if table.startswith("phase.") and key == "name":
-                table = f"phase.{json.loads(value)}."
-            found[table + key] = value
+    for name, value in tomllib.loads(written).items():
+        if isinstance(value, dict):
+            found |= {f"{name}.{key}": toml(inner) for key, inner in value.items()}
+        elif isinstance(value, list):
+            found |= {f"{name}.{item['name']}.{key}": toml(inner) for item in value for key, inner in item.items()}
+        else:
+            found[name] = toml(value)
     return found

@@ -1,1 +1,1 @@
-"""What people look at: the drawing of a wiring, plots, the page of a run."""
+"""Output for people: the drawing of a wiring, plots, the page of a run."""

@@ -1,21 +1,22 @@
-"""What is plotted, as data: `plot.py` draws it by hand for the page, `figures.py` with matplotlib for papers."""
+"""The charts as data: `plot.py` draws them as SVG for the page, `figures.py` with matplotlib for papers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from maskconnect.report.groups import Group
-from maskconnect.report.runs import Epoch, Run
+from maskconnect.report.history import Band, Epoch, Run
+from maskconnect.report.wires import Wires
 from maskconnect.training.statistics import statistic
 
 MOST_SCALES = 8
-"""How many layers are shown in the plot of activation scales."""
+"""The number of layers in the chart of activation scales."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """A line, or points, of a plot; where y is None there is no point."""
+    """A line, or points, of a chart; where y is None there is no point."""
 
     name: str
     x: tuple[float, ...]
@@ -25,17 +26,8 @@ class Line:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Band:
-    """A phase, from one epoch to another."""
-
-    name: str
-    start: float
-    end: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class Chart:
-    """A plot."""
+    """A chart."""
 
     key: str  # the name of its file
     title: str
@@ -44,7 +36,9 @@ class Chart:
     lines: tuple[Line, ...]
     bands: tuple[Band, ...] = ()
     log: bool = False
-    ordered: bool = False  # lines follow an order, as colours then do
+    ordered: bool = False  # lines have an order, and their colors follow it
+    whole: bool = False  # values are counts
+    most: float | None = None  # the largest possible value, such as 100 %
     note: str = ""
 
     @property
@@ -52,30 +46,28 @@ class Chart:
         """Whether there is nothing to see."""
         return not any(value is not None for line in self.lines for value in line.y)
 
-
-def bands_of(run: Run) -> tuple[Band, ...]:
-    """The phases of a run."""
-    found, start = [], 0
-    for phase in run.recipe.phase:
-        found.append(Band(name=phase.name, start=start, end=start + phase.epochs))
-        start += phase.epochs
-    return tuple(found)
+    @property
+    def is_strip(self) -> bool:
+        """Whether no line has more than one value over the epochs: numbers side by side say more than lone dots."""
+        known = [sum(value is not None for value in line.y) for line in self.lines]
+        return max(known, default=0) == 1 and not any(line.points for line in self.lines)
 
 
 def curves(run: Run) -> list[Chart]:
-    """How training went; charts without any value are left out."""
-    epochs, bands = run.epochs, bands_of(run)
+    """The curves of training; charts without any value are left out."""
+    epochs, bands = run.epochs, run.bands
 
     def line(name: str, value: Callable[[Epoch], float | None]) -> Line:
         return Line(name=name, x=tuple(e.epoch for e in epochs), y=tuple(map(value, epochs)))
 
     def chart(key: str, title: str, y: str, *lines: Line, log: bool = False, ordered: bool = False) -> Chart:
         shown = tuple(line for line in lines if any(value is not None for value in line.y))
-        return Chart(key=key, title=title, x="epoch", y=y, lines=shown, bands=bands, log=log, ordered=ordered)
+        most, whole = 100.0 if y == "%" else None, y == "connections"
+        found = Chart(key=key, title=title, x="epoch", y=y, lines=shown, bands=bands, most=most, whole=whole)
+        return replace(found, log=log, ordered=ordered)
 
-    learned = [line("masks", lambda e: e.mask_lr or None)] if run.recipe.learns else []
     found = [
-        chart("loss", "Loss", "cross-entropy", line("train", lambda e: e.loss), line("test", lambda e: e.test_loss)),
+        chart("loss", "Loss", run.loss, line("train", lambda e: e.loss), line("test", lambda e: e.test_loss)),
         chart(
             "accuracy",
             "Accuracy",
@@ -84,12 +76,21 @@ def curves(run: Run) -> list[Chart]:
             line("test", lambda e: e.test_top1),
             line("validation", lambda e: e.validation_top1),
         ),
-        chart("rates", "Learning rates", "rate", line("weights", lambda e: e.lr or None), *learned, log=True),
-        chart("entropy", "Mask entropy (1: undecided)", "share of uniform", line("entropy", lambda e: e.entropy)),
-        chart("changes", "Top-K changes an epoch", "connections", line("changed", lambda e: e.changes)),
+        *(chart(f"value-{name}", _words(name), _words(name), *_more(name, line)) for name in _names(epochs)),
+        chart(
+            "rates",
+            "Learning rates",
+            "learning rate",
+            line("weights", lambda e: e.lr or None),
+            line("masks", lambda e: e.mask_lr or None),
+            line("masks, with decay", _decayed),
+            log=True,
+        ),
+        chart("entropy", "Mask entropy (1 = undecided)", "relative to uniform", line("entropy", lambda e: e.entropy)),
+        chart("changes", "Top-K changes per epoch", "connections", line("changed", lambda e: e.changes)),
         chart(
             "scales",
-            "Activation scale, by depth",
+            "Activation scale by depth",
             "root mean square",
             *(line(_layer_name(run, layer), _scale(layer)) for layer in _some_layers(run)),
             log=True,
@@ -97,6 +98,27 @@ def curves(run: Run) -> list[Chart]:
         ),
     ]
     return [chart for chart in found if not chart.empty]
+
+
+def _names(epochs: Sequence[Epoch]) -> list[str]:
+    """The names of all other values that a training loop has recorded."""
+    return sorted({name for e in epochs for name in e.more})
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _more(name: str, line: Callable[[str, Callable[[Epoch], float | None]], Line]) -> list[Line]:
+    return [
+        line(part, lambda e, i=i: e.more.get(name, (None, None))[i])  # type: ignore[misc]
+        for i, part in enumerate(("train", "test"))
+    ]
+
+
+def _decayed(e: Epoch) -> float | None:
+    """The learning rate that mask updates use, where `decay` makes it smaller than mask_lr."""
+    return None if e.mask_decay is None or not e.mask_lr else e.mask_lr * e.mask_decay or None
 
 
 def _scale(layer: int) -> Callable[[Epoch], float | None]:
@@ -117,12 +139,14 @@ def _layer_name(run: Run, layer: int) -> str:
 
 
 def accuracy_of_all(groups: Sequence[Group]) -> Chart:
-    """Test accuracy after every epoch, a line a group."""
+    """Test accuracy after every epoch, one line per group."""
     lines = tuple(_over_epochs(group, lambda e: e.test_top1) for group in groups)
-    bands = {bands_of(run) for group in groups for run in group.runs}
+    shown = tuple(line for line in lines if line.x)
+    bands = {run.bands for group in groups for run in group.runs}
     same = bands.pop() if len(bands) == 1 else ()
-    note = "Shades are standard deviations over seeds." * _seeds(lines)
-    return Chart(key="accuracies", title="Test accuracy", x="epoch", y="%", lines=lines, bands=same, note=note)
+    chart = Chart(key="accuracies", title="Test accuracy", x="epoch", y="%", lines=shown, bands=same, most=100.0)
+    shaded = _seeds(lines) and not chart.is_strip
+    return replace(chart, note="Shaded areas are standard deviations over seeds." * shaded)
 
 
 def _over_epochs(group: Group, value: Callable[[Epoch], float | None]) -> Line:
@@ -135,7 +159,7 @@ def _over_epochs(group: Group, value: Callable[[Epoch], float | None]) -> Line:
 
 
 def _seeds(lines: Iterable[Line]) -> bool:
-    """Whether any value is that of several seeds."""
+    """Whether any value is the mean of several seeds."""
     return any(value is not None for line in lines for value in line.spread)
 
 
@@ -151,15 +175,11 @@ def _line(name: str, values: Iterable[tuple[float, list[float]]], *, points: boo
 
 
 def branching(groups: Sequence[Group]) -> Chart | None:
-    """Active branches by depth, a line a K (figures 5 and 6); None where no network has branches."""
-    layered = [group for group in groups if group.first.wires.layout.layered]
+    """Active branches by depth, one line per K (figures 5 and 6); None where no network has branches."""
     lines = [
-        _line(
-            group.label,
-            [(float(d), list(map(float, at))) for d, at in enumerate(_by_depth(group))],
-            points=True,
-        )
-        for group in layered
+        _line(label, _over_runs([wires.active_by_layer for wires in found]), points=True)
+        for label, found in _wirings(groups)
+        if found[0].layout.layered
     ]
     if not lines:
         return None
@@ -169,44 +189,56 @@ def branching(groups: Sequence[Group]) -> Chart | None:
         x="module, from the input",
         y="branches that reach the output",
         lines=tuple(lines),
+        whole=True,
         note="Every branch of the last module reaches the output.",
     )
 
 
-def _by_depth(group: Group) -> list[tuple[int, ...]]:
-    return list(zip(*(run.wires.active_by_layer for run in group.shown), strict=True))
+def _wirings(groups: Sequence[Group]) -> Iterator[tuple[str, list[Wires]]]:
+    """Each stack of each group, with its wiring in every run."""
+    for group in groups:
+        for number, stack in enumerate(group.first.stacks):
+            label = ", ".join(filter(None, [group.label, stack.name]))
+            yield label, [run.stacks[number].wires for run in group.shown]
+
+
+def _over_runs(counts: Sequence[Sequence[int]]) -> list[tuple[float, list[float]]]:
+    """The counts of all runs at every place."""
+    return [(float(place), list(map(float, at))) for place, at in enumerate(zip(*counts, strict=True))]
 
 
 def readers(groups: Sequence[Group]) -> Chart | None:
-    """How many blocks read each block of a chain; None where no network is one."""
-    chains = [group for group in groups if not group.first.wires.layout.layered]
-    lines = []
-    for group in chains:
-        each = zip(*(run.wires.readers for run in group.shown), strict=True)
-        values = [(float(block), list(map(float, at))) for block, at in enumerate(each)]
-        lines.append(_line(group.label, values[:-1], points=True))  # the last block feeds the output
+    """The number of blocks that read each block of a chain; None where no network is a chain."""
+    chains = [(label, found) for label, found in _wirings(groups) if not found[0].layout.layered]
+    lines = [
+        _line(label, _over_runs([wires.readers for wires in found])[:-1], points=True)  # the last feeds the output
+        for label, found in chains
+    ]
     if not any(line.x for line in lines):
         return None
+    last = "the last block feeds the output."
+    unread = f"A block that no block reads can be pruned; {last}"
     return Chart(
         key="readers",
-        title="Blocks that read each block",
+        title="Readers of each block",
         x="block, from the input",
         y="blocks that read it",
         lines=tuple(lines),
-        note="What no block reads can be pruned; the last block feeds the classifier.",
+        whole=True,
+        note="The output also reads every block." if any(w[0].layout.all_out for _, w in chains) else unread,
     )
 
 
 def fan_in(groups: Sequence[Group]) -> Chart | None:
-    """Test accuracy against K, with standard deviations (figures 2 and 3); None where there is one K only."""
+    """Test accuracy against K, with standard deviations (figures 2 and 3); None where there is only one K."""
     by_kind: dict[str, dict[int, list[float]]] = {}
     for group in groups:
         k = group.first.fan_in
         if k is None or group.accuracy is None:
             continue
         for run in group.ended:
-            assert run.summary is not None
-            by_kind.setdefault(group.kind, {}).setdefault(k, []).append(run.summary["test"]["top1"])
+            if run.test_accuracy is not None:
+                by_kind.setdefault(group.kind, {}).setdefault(k, []).append(run.test_accuracy)
     if len({k for found in by_kind.values() for k in found}) < 2 or max(map(len, by_kind.values())) < 2:
         return None
     lines = tuple(_line(kind, sorted(found.items()), points=True) for kind, found in by_kind.items())
@@ -216,5 +248,6 @@ def fan_in(groups: Sequence[Group]) -> Chart | None:
         x="fan-in K",
         y="test accuracy, %",
         lines=lines,
+        most=100.0,
         note="Accuracy is that of the last epoch." + " Bars are standard deviations over seeds." * _seeds(lines),
     )

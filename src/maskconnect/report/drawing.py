@@ -1,4 +1,4 @@
-"""`mc.draw`: wirings as one SVG picture that stands by itself, in a README, a notebook, a paper."""
+"""`mc.draw`: wirings as one self-contained SVG picture, for a README, a notebook or a paper."""
 
 from __future__ import annotations
 
@@ -53,19 +53,19 @@ KINDS_STYLE = """\
 
 @dataclass(frozen=True)
 class Panel:
-    """One wiring, and what stands above it."""
+    """One wiring with its title."""
 
     title: str
     wires: Wires
 
     @property
     def scene(self) -> Scene:
-        """Where everything is."""
+        """The positions of blocks and wires."""
         return self.wires.scene
 
     @property
     def width(self) -> int:
-        """Of what is drawn, or of its title."""
+        """The width of the drawing, or of its title."""
         longest = max((edge.target - edge.source for edge in self.wires.edges), default=0)
         drawn = self.scene.width if self.wires.layout.layered else self.scene.reach(longest)
         return max(drawn, _text_width(self.title, 7.6))
@@ -73,7 +73,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Drawing:
-    """Wirings side by side. In a notebook it shows itself; `svg` is its text."""
+    """Wirings side by side. A notebook displays it; `svg` is its source."""
 
     panels: tuple[Panel, ...]
     note: str = ""
@@ -91,7 +91,7 @@ class Drawing:
 
     @property
     def svg(self) -> str:
-        """The picture."""
+        """The source of the picture."""
         size = f'viewBox="0 0 {self.width} {self.height}" width="{self.width}" height="{self.height}"'
         name = html.escape("; ".join(panel.title for panel in self.panels), quote=True)
         style = f"{STYLE}\n{KINDS_STYLE}" if any(panel.wires.kinds for panel in self.panels) else STYLE
@@ -107,7 +107,7 @@ class Drawing:
         return "\n".join([*lines, "</svg>", ""])
 
     def places(self) -> Iterator[tuple[int, Panel]]:
-        """Each panel, and where it begins."""
+        """Each panel, after its left edge."""
         x = MARGIN
         for panel in self.panels:
             yield x, panel
@@ -141,11 +141,11 @@ def _block(wires: Wires, scene: Scene, k: int) -> str:
 
 
 LABEL = 30
-"""Where the numbers of rows end."""
+"""The right edge of the row numbers."""
 
 
 def describe(wires: Wires, k: int) -> str:
-    """What a block is and what it reads, in words."""
+    """A block and its sources, in words."""
     read = [f"{_short(wires, s)} ({v:.2f})" for s, v in _sources(wires, k)]
     reads = f"reads {', '.join(read)}" if read else "reads the input"
     kind, name = wires.kinds[k] if wires.kinds else "", wires.layout.name(k)
@@ -166,31 +166,31 @@ def _sources(wires: Wires, k: int) -> Iterator[tuple[int, float]]:
 
 def _wire(wires: Wires, scene: Scene, edge: Edge) -> str:
     alive = wires.alive[edge.target]
-    faint = opacity(edge.strength) * daylight(wires) * (1 if alive else 0.5)
+    faint = opacity(edge.strength) * fading(wires) * (1 if alive else 0.5)
     look = f'stroke-opacity="{faint:.2f}" stroke-width="{thickness(edge.strength, wires):.2f}"'
     kind = "" if alive else ' class="lost"'
     return f'<path{kind} d="{scene.path(edge.source, edge.target)}" {look}/>'
 
 
 def opacity(strength: float) -> float:
-    """How visible a connection is: the surer, the more."""
+    """The opacity of a connection: more for a larger mask value."""
     return 0.3 + 0.65 * strength
 
 
 def thickness(strength: float, wires: Wires) -> float:
-    """How wide a connection is; thinner where many run side by side."""
-    return (1.0 + 1.2 * strength) * crowding(wires)
+    """The width of a connection; thinner where many run side by side."""
+    return (1.0 + 1.2 * strength) * thinning(wires)
 
 
-def crowding(wires: Wires) -> float:
-    """1 where there is room, down to 0.4 where many wires run side by side."""
+def thinning(wires: Wires) -> float:
+    """The factor for the width of wires: 1 where there is room, down to 0.4 where many run side by side."""
     fan_in = len(wires.edges) / max(1, len(wires.layout.targets))
     beside = 2.4 / math.sqrt(fan_in) if fan_in else 1.0
     return max(0.4, min(1.0, beside) * min(1.0, wires.scene.side / 14))
 
 
-def daylight(wires: Wires) -> float:
-    """1 where a few hundred wires are drawn, less where more would cover everything."""
+def fading(wires: Wires) -> float:
+    """The factor for the opacity of wires: 1 for a few hundred, less for more, which would hide each other."""
     return max(0.4, min(1.0, math.sqrt(300 / max(1, len(wires.edges)))))
 
 
@@ -199,15 +199,15 @@ def _faintest_first(edges: Sequence[Edge]) -> list[Edge]:
 
 
 def _text_width(text: str, letter: float) -> int:
-    """About how wide a line is: a picture cannot measure its text."""
+    """The approximate width of a line: an SVG file cannot measure its text."""
     return int(len(text) * letter)
 
 
 def draw(model: nn.Module, path: str | os.PathLike[str] | None = None) -> Drawing:
-    """Draw the wiring of every stack in a model: what is frozen, or the top-K of masks that are still learned.
+    """Draw the wiring of every stack in a model: the frozen wiring, or the top-K of masks that still learn.
 
-    A block whose module has a `kind` shows that text, as those of `mc.mixed` do. In a stack of your own, set it before:
-    `module.kind = "attention"`.
+    A block shows the `kind` of its module, as the blocks of `mc.mixed` do. In your own stack, set it first:
+    `module.kind = "attention"`. If no module has one, blocks of different classes show the names of their classes.
 
     Args:
         model: any model with `mc.MaskedStack`s in it, before it is pruned.
@@ -219,10 +219,10 @@ def draw(model: nn.Module, path: str | os.PathLike[str] | None = None) -> Drawin
     place = None if path is None else Path(path)
     if place is not None and place.suffix.lower() not in KINDS:
         raise ConfigError(f"path is {str(place)!r}; a drawing is written as {' or '.join(KINDS)}.")
-    wiring_of(model)  # which says what is wrong where there is nothing to draw
+    wiring_of(model)  # raises an error if there is nothing to draw
     if any(masks.real.is_meta for masks in masks_of(model)):
         raise ConfigError(
-            "the masks are on the meta device, where they have no values; draw the model before, or after."
+            "the masks are on the meta device, where they have no values; move the model to a real device first."
         )
     stacks = [(name, part) for name, part in model.named_modules() if isinstance(part, MaskedStack)]
     panels = tuple(Panel(_title(name, stack, alone=len(stacks) == 1), wires_of(stack)) for name, stack in stacks)

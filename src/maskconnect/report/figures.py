@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from maskconnect.errors import need
 from maskconnect.report.charts import Chart, Line
-from maskconnect.report.drawing import HEAD, LABEL, MARGIN, Drawing, Panel, daylight, opacity, thickness
+from maskconnect.report.drawing import HEAD, LABEL, MARGIN, Drawing, Panel, fading, opacity, thickness
 from maskconnect.report.mistakes import FEW, Confusion, short
 from maskconnect.report.plot import shade
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b3508b", "#c98a00", "#3a9bd9", "#6e7781", "#8a5a2b")
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#b3508b", "#c98a00", "#3a9bd9", "#6e7781", "#8a5a2b")
 DASHES = (
     "-",
     (0, (5, 2)),
@@ -31,10 +31,10 @@ DASHES = (
 )
 INK, SOFT, FAINT, RULE, SHADE = "#1f2328", "#57606a", "#8c959f", "#d0d7de", "#f3f5f7"
 PIXELS = 100
-"""Of a drawing, to the inch; PNG files have twice as many."""
+"""The pixels of a drawing per inch; PNG files have twice as many."""
 
 MOST_PIXELS = 30_000
-"""Of the longer side of a PNG: above 65,536 matplotlib gives up, and viewers sooner."""
+"""The limit for the longer side of a PNG: matplotlib fails above 65,536, and viewers earlier."""
 
 STYLE: dict[str, Any] = {
     "font.size": 9,
@@ -99,12 +99,14 @@ def _chart(axes: Axes, chart: Chart) -> None:
         _line(axes, line, *_look(chart, number))
     if chart.log and _steep(chart):
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter("{x:g}")  # its own would be mathematics, which STYLE turns off
+        axes.yaxis.set_major_formatter("{x:g}")  # the default uses mathematics, which STYLE turns off
         axes.yaxis.set_minor_formatter("")
     if chart.bands:
         axes.set_xlim(0, chart.bands[-1].end)
+    if chart.most is not None and axes.get_ylim()[1] > chart.most:
+        axes.set_ylim(top=chart.most)
     if axes.get_ylim()[0] < 0 <= min(y for line in chart.lines for y in line.y if y is not None):
-        axes.set_ylim(bottom=0)  # no bar leads below 0
+        axes.set_ylim(bottom=0)  # no error bar extends below 0
     axes.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
     axes.set(title=chart.title, xlabel=chart.x, ylabel=chart.y)
     if len(chart.lines) > 1:
@@ -113,7 +115,7 @@ def _chart(axes: Axes, chart: Chart) -> None:
 
 
 def _crowded(chart: Chart) -> bool:
-    """Whether the legend has to stand beside the lines."""
+    """Whether the legend needs a place beside the lines."""
     return len(chart.lines) > 3
 
 
@@ -123,26 +125,28 @@ def _steep(chart: Chart) -> bool:
 
 
 def _look(chart: Chart, number: int) -> tuple[str, Any]:
-    if chart.ordered or len(chart.lines) > len(COLOURS):
+    if chart.ordered or len(chart.lines) > len(COLORS):
         return shade(number / max(1, len(chart.lines) - 1)), "-" if chart.ordered else DASHES[number % len(DASHES)]
-    return COLOURS[number], DASHES[number]
+    return COLORS[number], DASHES[number]
 
 
-def _line(axes: Axes, line: Line, colour: str, dashes: Any) -> None:
+def _line(axes: Axes, line: Line, color: str, dashes: Any) -> None:
     spread = line.spread or (None,) * len(line.y)
     known = [(x, y, s or 0.0) for x, y, s in zip(line.x, line.y, spread, strict=True) if y is not None]
     x, y, deviation = ([point[i] for point in known] for i in range(3))
     marker = "o" if line.points or len(known) == 1 else ""
-    axes.plot(x, y, color=colour, linestyle=dashes, marker=marker, markersize=4, linewidth=1.5, label=line.name)
+    axes.plot(x, y, color=color, linestyle=dashes, marker=marker, markersize=4, linewidth=1.5, label=line.name)
+    if len(known) == 1 and not line.points:
+        axes.annotate(f"{y[0]:.4g}", (x[0], y[0]), xytext=(-4, 4), textcoords="offset points", ha="right", fontsize=7)
     if line.points and any(deviation):
-        axes.errorbar(x, y, yerr=deviation, color=colour, linestyle="", elinewidth=1, capsize=2.5)
+        axes.errorbar(x, y, yerr=deviation, color=color, linestyle="", elinewidth=1, capsize=2.5)
     elif any(deviation):
         low, high = ([b + sign * d for b, d in zip(y, deviation, strict=True)] for sign in (-1, 1))
-        axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+        axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
 
 
 def write_confusion(confusion: Confusion, place: Path) -> list[Path]:
-    """The confusion matrix: a row a true class."""
+    """The confusion matrix: one row per true class."""
     mpl = need("matplotlib", extra="plots")
     from matplotlib.figure import Figure
 
@@ -159,13 +163,13 @@ def write_confusion(confusion: Confusion, place: Path) -> list[Path]:
             axes.set_yticks(range(len(classes)), classes)
             axes.tick_params(length=0)
             for t, p in confusion.count_TP.nonzero().tolist():
-                colour = "white" if share_TP[t, p] > 0.4 else INK
-                axes.text(p, t, str(int(confusion.count_TP[t, p])), ha="center", va="center", color=colour, fontsize=8)
+                color = "white" if share_TP[t, p] > 0.4 else INK
+                axes.text(p, t, str(int(confusion.count_TP[t, p])), ha="center", va="center", color=color, fontsize=8)
         return save(figure, place)
 
 
 def write_drawing(drawing: Drawing, place: Path) -> None:
-    """A drawing as a picture of pixels; as SVG it writes itself."""
+    """Write a drawing as a PNG; `Drawing.svg` is the SVG."""
     mpl = need("matplotlib", extra="plots")
     from matplotlib.figure import Figure
 
@@ -189,8 +193,8 @@ def _panel(axes: Axes, panel: Panel, x: float, y: float) -> None:
     y += HEAD
     _stroke(axes, scene.ends(), x, y, color=FAINT, linewidth=0.7)
     for strength, alive, path in _by_look(panel):
-        look = {"color": COLOURS[0]} if alive else {"color": FAINT, "linestyle": (0, (2, 3))}
-        faint = opacity(strength) * daylight(wires) * (1 if alive else 0.5)
+        look = {"color": COLORS[0]} if alive else {"color": FAINT, "linestyle": (0, (2, 3))}
+        faint = opacity(strength) * fading(wires) * (1 if alive else 0.5)
         _stroke(axes, path, x, y, alpha=faint, linewidth=0.72 * thickness(strength, wires), **look)
     for word, at in (("input", 10), ("output", scene.height - 2)):
         axes.text(x + scene.middle, y + at, word, fontsize=8, color=SOFT, ha="center")
@@ -208,7 +212,7 @@ def _panel(axes: Axes, panel: Panel, x: float, y: float) -> None:
 
 
 def _by_look(panel: Panel) -> list[tuple[float, bool, str]]:
-    """All wires of a look as one path."""
+    """All wires that look the same as one path."""
     found: dict[tuple[float, bool], list[str]] = {}
     for edge in panel.wires.edges:
         look = (round(edge.strength, 2), panel.wires.alive[edge.target])
@@ -217,7 +221,7 @@ def _by_look(panel: Panel) -> list[tuple[float, bool, str]]:
 
 
 def _stroke(axes: Axes, drawn: str, x: float, y: float, **look: Any) -> None:
-    """Draw what an SVG path says, as far as `Scene` speaks it: M, L, C, H and V with absolute places."""
+    """Draw an SVG path of the commands that `Scene` uses: M, L, C, H and V with absolute coordinates."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path as Curve
 
@@ -241,7 +245,7 @@ def save(figure: Figure, place: Path) -> list[Path]:
     """Write a figure as SVG and PNG; `place` has no suffix."""
     written = [place.with_name(f"{place.name}.{kind}") for kind in ("svg", "png")]
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # it shows a box in its place
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # matplotlib draws a box instead
         figure.savefig(written[0], metadata={"Date": None})
         figure.savefig(written[1], dpi=2 * PIXELS)
     return written

@@ -1,4 +1,4 @@
-"""What the final network confuses: the matrix, the accuracy of every class, the pictures it is most surely wrong about.
+"""Mistakes of the final network: the confusion matrix, the accuracy of every class, its most confident mistakes.
 
 Shape letters: T true classes, P predicted ones.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,17 +15,17 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from maskconnect.report.history import Tested
 from maskconnect.report.png import data_address
-from maskconnect.report.runs import Tested
 
 LEVELS = 8
 FEW = 20
-"""Up to so many classes the matrix has names and numbers in it."""
+"""The largest number of classes for which the matrix shows names and numbers."""
 
 
 @dataclass(frozen=True)
 class Confusion:
-    """How often images of one class were taken for another."""
+    """The number of images of each true class that were predicted as each class."""
 
     classes: tuple[str, ...]
     count_TP: Tensor
@@ -37,7 +38,7 @@ class Confusion:
         return [100 * hits / total if total else None for hits, total in zip(right, totals, strict=True)]
 
     def worst(self, most: int) -> list[tuple[int, int, int]]:
-        """The commonest confusions: true class, predicted one, how often."""
+        """The most common confusions: true class, predicted class, number of images."""
         wrong_TP = self.count_TP.clone().fill_diagonal_(0)
         found = [(t, p, int(wrong_TP[t, p])) for t, p in wrong_TP.nonzero().tolist()]
         return sorted(found, key=lambda item: -item[2])[:most]
@@ -51,7 +52,7 @@ def confusion_of(tested: Tested, classes: tuple[str, ...]) -> Confusion:
 
 
 def matrix(confusion: Confusion) -> str:
-    """The matrix as SVG for the page: a row a true class, a column a predicted one, darker where more are."""
+    """The confusion matrix as SVG: one row per true class, one column per predicted class, darker where more are."""
     size, few = len(confusion.classes), len(confusion.classes) <= FEW
     cell = max(26, 8 * len(str(int(confusion.count_TP.max()))) + 8) if few else max(1, 620 // size)
     names = [short(name) for name in confusion.classes]
@@ -97,12 +98,17 @@ def _names_and_numbers(confusion: Confusion, names: list[str], cell: int, margin
 
 
 def short(name: str, most: int = 14) -> str:
-    """A name that is cut where it is long."""
+    """A name, shortened if it is long."""
     return name if len(name) <= most else name[: most - 1] + "…"
 
 
+def breakable(name: str) -> str:
+    """A name as HTML whose lines break after its separators before they break inside a word."""
+    return re.sub(r"([_/.,;-])(?=\w)", r"\1<wbr>", html.escape(name, quote=False))
+
+
 def pictures(tested: Tested, classes: tuple[str, ...], most: int) -> str:
-    """The pictures that the network is most surely wrong about, for the page."""
+    """The most confident mistakes as pictures, for the page."""
     if tested.pictures_WCHW is None:
         return ""
     items = []
@@ -110,7 +116,7 @@ def pictures(tested: Tested, classes: tuple[str, ...], most: int) -> str:
         truth, said = (classes[int(part[index])] for part in (tested.label_N, tested.class_N))
         sure = f"{100 * float(tested.probability_N[index]):.0f} %"
         address = data_address(tested.pictures_WCHW[number])
-        words = f"said <b>{html.escape(said)}</b> ({sure}), is <b>{html.escape(truth)}</b>"
+        words = f"said <b>{breakable(said)}</b> ({sure}),<br>is <b>{breakable(truth)}</b>"
         alt = html.escape(f"test image {index}", quote=True)
         items.append(f'<li><img src="{address}" alt="{alt}"><span>{words}</span></li>')
     return f"<ul class=pictures>{''.join(items)}</ul>"

@@ -1,10 +1,11 @@
 "use strict";
-// Plays wirings. Everything it shows is in the element #runs, in each plot's data-chart and in each matrix's data-matrix.
+// Shows wirings and values. All data is in the element #runs, in data-chart of each plot and in data-matrix of each matrix.
 (() => {
   const SVG = "http://www.w3.org/2000/svg";
   const LEVELS = 8;
   const runs = JSON.parse(document.getElementById("runs").textContent);
   const tip = document.getElementById("tip");
+  const touch = matchMedia("(pointer: coarse)");
 
   const make = (name, attributes, parent, text) => {
     const node = document.createElementNS(SVG, name);
@@ -20,7 +21,7 @@
     return node;
   };
 
-  // A run as the script sees it: the layer and branch of every block, and for every frame the sources of every block.
+  // Adds to a run what the script needs: the layer and branch of every block, and its candidates.
   function prepare(run) {
     run.layer = []; run.branch = []; run.starts = [];
     run.sizes.forEach((size, layer) => {
@@ -32,21 +33,26 @@
     run.range = Math.max(1, run.done);
     run.edges = run.fan_in.reduce((a, b) => a + b, 0);
     run.decoded = new Map();
+    run.candidates ??= run.layer.map((layer, k) => {
+      const end = run.starts[layer], first = run.layered && layer ? run.starts[layer - 1] : 0;
+      return Array.from({ length: layer ? end - first : 0 }, (_, i) => first + i);
+    });
     return run;
   }
 
   function frameAt(run, epoch) {
     let found = 0;
     while (found + 1 < run.frames.length && run.frames[found + 1][0] <= epoch) found++;
-    if (!run.decoded.has(found)) run.decoded.set(found, { number: found, epoch: run.frames[found][0], ...decode(run, run.frames[found][1]) });
+    if (!run.decoded.has(found)) run.decoded.set(found, { number: found, epoch: run.frames[found][0], ...decode(run, run.frames[found]) });
     return run.decoded.get(found);
   }
 
   const later = window.requestIdleCallback ?? (task => setTimeout(task, 50));
 
-  function decode(run, packed) {
-    const bytes = Uint8Array.from(atob(packed), c => c.charCodeAt(0));
-    const view = new DataView(bytes.buffer);
+  const unpack = text => new DataView(Uint8Array.from(atob(text), c => c.charCodeAt(0)).buffer);
+
+  function decode(run, [, packed, others]) {
+    const view = unpack(packed), rest = others ? unpack(others) : null;
     const sources = [], values = [], readers = Array.from({ length: run.count }, () => []);
     let at = 0;
     for (let k = 0; k < run.count; k++) {
@@ -57,14 +63,21 @@
         readers[sources[k][i]].push(k);
       }
     }
-    return { sources, values, readers, alive: reaching(run, sources), sure: !run.learned };
+    let next = 0;
+    const rejected = rest && run.candidates.map((row, k) => {
+      const chosen = new Set(sources[k]);
+      return row.filter(s => !chosen.has(s)).map(s => [s, rest.getUint16(2 * next++, true) / 65535]);
+    });
+    return { sources, values, readers, rejected, alive: reaching(run, sources), sure: !run.learned };
   }
+
+  const feedsOutput = (run, k) => run.all_out || run.layer[k] === run.sizes.length - 1;
 
   // Which blocks can reach the output.
   function reaching(run, sources) {
     const alive = new Array(run.count).fill(false);
     for (let k = run.count - 1; k >= 0; k--) {
-      if (run.layer[k] === run.sizes.length - 1) alive[k] = true;
+      if (feedsOutput(run, k)) alive[k] = true;
       if (alive[k]) for (const s of sources[k]) alive[s] = true;
     }
     return alive;
@@ -118,7 +131,7 @@
     });
   }
 
-  // The connections of a frame as a few paths, one a shade: thousands of elements would be slow.
+  // The connections of a frame as a few paths, one per shade: thousands of elements would be slow.
   function pathsOf(run, frame) {
     if (frame.paths) return frame.paths;
     const levels = Array.from({ length: LEVELS }, () => []), lost = [];
@@ -139,17 +152,14 @@
     layer.lost.setAttribute("d", paths.lost);
   }
 
+  // The wiring of the plain network.
   function usual(svg, run) {
-    const layer = stage(svg, run, run.usual, run.layered ? run.width : 2 * run.middle), frame = { sources: [], values: [], sure: true };
-    const full = run.plain === "full";
-    for (let k = 0; k < run.count; k++) {
-      const above = run.layer[k] - 1, start = run.starts[above], size = run.sizes[above];
-      const sources = above < 0 ? [] : full ? Array.from({ length: size }, (_, i) => start + i) : [start + run.branch[k] % size];
-      frame.sources.push(sources);
-      frame.values.push(sources.map(() => 1 / sources.length));
-    }
+    const { look, sources } = run.plain;
+    const layer = stage(svg, run, look, run.layered ? run.width : 2 * run.middle);
+    const frame = { sources, values: sources.map(row => row.map(() => 1 / row.length)), sure: true };
+    const full = run.layered && sources[run.count - 1].length === run.sizes.at(-2);
     frame.alive = reaching(run, frame.sources);
-    if (full && run.first > 16) {  // so many that they are a surface
+    if (full && run.first > 16) {  // too many lines to see: an area instead
       const half = run.side >> 1, d = run.starts.slice(1).map((k, i) => {
         const s = run.starts[i], left = run.xs[s], right = run.xs[k - 1], end = run.starts[i + 2] ?? run.count;
         return `M${left} ${run.ys[s] + half}H${right}L${run.xs[end - 1]} ${run.ys[k] - half}H${run.xs[k]}z`;
@@ -181,7 +191,7 @@
     const layer = stage(svg, run, run.wiring);
     const up = make("path", { class: "up", "stroke-width": 2 }, svg), down = make("path", { class: "down", "stroke-width": 2 }, svg);
     const squares = blocks(svg, run);
-    let epoch = run.done, frame = null, picked = null, pointed = null, focused = null, drawn = null;
+    let epoch = run.done, frame = null, picked = null, pointed = null, focused = null, drawn = null, unfolded = null;
 
     function render() {
       frame = frameAt(run, epoch);
@@ -193,20 +203,21 @@
         if (next) later(() => pathsOf(run, frameAt(run, next[0])));  // ready before the slider gets there
       }
       const used = frame.alive.filter(Boolean).length;
-      count.textContent = `${run.edges.toLocaleString("en")} connections; ${used} of ${run.count} blocks reach the output.`;
+      const all = run.all_out ? " The output reads every block." : "";
+      count.textContent = `${run.edges.toLocaleString("en")} connections; ${used} of ${run.count} blocks reach the output.${all}`;
       svg.dataset.frame = frame.number;
       svg.dataset.epoch = epoch;
       if (output) {
         const phase = run.phases.find(([, start, end]) => epoch <= end && (epoch > start || start === 0));
-        const older = epoch <= run.freeze && frame.epoch !== epoch ? ` (wiring of epoch ${frame.epoch})` : "";
-        const state = (epoch < run.freeze ? "learning" : epoch === run.freeze ? "the freeze" : "frozen") + older;
+        const older = (run.freeze === null || epoch <= run.freeze) && frame.epoch !== epoch ? ` (wiring of epoch ${frame.epoch})` : "";
+        const state = (run.freeze === null || epoch < run.freeze ? "learning" : "wiring frozen") + older;
         output.textContent = `epoch ${epoch} of ${run.epochs}: ${state}`;
         input.setAttribute("aria-valuetext", `epoch ${epoch}, phase ${phase ? phase[0] : ""}, ${state}`);
       }
       mark();
     }
 
-    // Around the block in question: what it reads and what reads it or, once it is picked, everything before and after it.
+    // Marks the blocks that the current block reads and those that read it; if it is picked, all blocks before and after it.
     function mark() {
       const k = picked ?? pointed ?? focused, far = picked !== null;
       const ups = k === null ? new Set() : far ? closure(k, frame.sources) : new Set(frame.sources[k]);
@@ -221,21 +232,38 @@
         square.classList.toggle("here", i === k);
       });
       panel.replaceChildren();
-      if (k === null) { add("p", panel, "Point at a block, or click it."); return; }
+      if (k === null) { add("p", panel, touch.matches ? "Tap a block." : "Point at a block, or click it."); return; }
       add("h4", panel, named(run) ? run.kinds[k] : name(run, k));
       if (named(run)) add("p", panel, name(run, k));
       if (run.parameters.length) add("p", panel, `${run.parameters[k].toLocaleString("en")} parameters`);
-      if (!frame.alive[k]) add("p", panel, "It cannot reach the output: pruning removes it.");
-      if (far) add("p", panel, `All before it: ${ups.size}. All after it: ${downs.size}.`);
+      if (!frame.alive[k]) add("p", panel, "It cannot reach the output, so pruning removes it.");
+      if (far) add("p", panel, `Blocks before it: ${ups.size}. Blocks after it: ${downs.size}.`);
       list(k, "Reads", frame.sources[k], frame.values[k]);
+      others(k);
       list(k, "Read by", frame.readers[k]);
     }
 
-    const last = k => run.layer[k] === run.sizes.length - 1;
+    // The candidates that a block does not read, folded if there are many.
+    function others(k) {
+      const left = run.candidates[k].length - frame.sources[k].length;
+      if (!run.learned || !left) return;
+      const title = `${left} rejected candidate${left > 1 ? "s" : ""}`;
+      if (!frame.rejected) { add("p", panel, `${title} (mask values: at the last epoch)`); return; }
+      const box = add("details", panel);
+      add("summary", box, title);
+      box.open = unfolded ?? left <= 6;
+      box.addEventListener("toggle", () => { if (box.isConnected && box.open !== (unfolded ?? left <= 6)) unfolded = box.open; });
+      const ul = add("ul", box);
+      for (const [s, value] of [...frame.rejected[k]].sort((a, b) => b[1] - a[1])) {
+        const li = add("li", ul);
+        add("span", li, short(run, s));
+        add("b", li, value.toFixed(3));
+      }
+    }
 
     function list(k, title, members, values) {
       const where = run.layered && members.length ? ` branches of ${unit(run)} ${run.layer[members[0]]}` : "";
-      add("p", panel, members.length ? title + where : title === "Reads" ? "Reads the input" : last(k) ? "Feeds the output" : "Read by none");
+      add("p", panel, members.length ? title + where : title === "Reads" ? "Reads the input" : feedsOutput(run, k) ? "Feeds the output" : "No block reads it");
       if (!members.length) return;
       const ul = add("ul", panel);
       const order = members.map((_, i) => i).sort((a, b) => values ? values[b] - values[a] : a - b);
@@ -259,7 +287,7 @@
       if (event.key === "Enter" || event.key === " ") picked = k === picked ? null : k;
       else if (event.key === "Escape") picked = null;
       else {
-        const to = neighbour(run, k, event.key);
+        const to = neighbor(run, k, event.key);
         if (to === null) return;
         squares[k].tabIndex = -1; squares[to].tabIndex = 0; squares[to].focus();
         if (picked !== null) picked = to;
@@ -276,7 +304,11 @@
         span.style.left = `${100 * start / run.range}%`;
         span.style.width = `${100 * (Math.min(end, run.range) - start) / run.range}%`;
       }
-      if (run.freeze !== null && run.freeze <= run.range) add("i", phases).style.left = `${100 * run.freeze / run.range}%`;
+      if (run.freeze !== null && run.freeze <= run.range) {
+        const moment = add("i", phases);
+        moment.style.left = `${100 * run.freeze / run.range}%`;
+        moment.classList.toggle("left", run.freeze > 0.6 * run.range);
+      }
       input.addEventListener("input", () => { stop(); epoch = Number(input.value); render(); });
       let timer = null;
       const stop = () => { clearInterval(timer); timer = null; play.textContent = "▶"; play.setAttribute("aria-label", "Play training"); };
@@ -293,7 +325,7 @@
     render();
   }
 
-  function neighbour(run, k, key) {
+  function neighbor(run, k, key) {
     const layer = run.layer[k], branch = run.branch[k];
     const row = { ArrowUp: layer - 1, ArrowDown: layer + 1 }[key];
     if (row !== undefined) return run.sizes[row] ? run.starts[row] + Math.min(branch, run.sizes[row] - 1) : null;
@@ -303,7 +335,12 @@
     return to >= 0 && to < run.sizes[layer] ? run.starts[layer] + to : null;
   }
 
-  function say(text, x, y) {
+  // The tip is shared: `owner` is the chart or matrix that shows it, and only this one hides it.
+  let owner = null;
+  const hush = svg => { if (owner === svg) say(svg, ""); };
+
+  function say(svg, text, x, y) {
+    owner = svg;
     tip.textContent = text;
     tip.hidden = !text;
     if (!text) return;
@@ -314,21 +351,25 @@
   }
 
   function plot(svg) {
-    const data = JSON.parse(svg.dataset.chart), cross = make("path", { class: "cross" }, svg);
+    const data = JSON.parse(svg.dataset.chart), cross = make("path", { class: "cross" }, svg), marks = make("path", { class: "marks" }, svg);
     let at = data.x.length - 1;
     const point = (x, y) => {
       const lines = data.name.map((name, i) => data.y[i][at] === null ? null : `${data.name.length > 1 ? name + " " : ""}${data.y[i][at]}`);
       cross.setAttribute("d", `M${data.at[at]} 20V210`);
-      say([`${svg.dataset.x} ${data.x[at]}`, ...lines.filter(Boolean)].join("\n"), x, y);
+      marks.setAttribute("d", data.places.filter(row => row[at] !== null).map(row => `M${data.at[at]} ${row[at]}h0`).join(""));
+      say(svg, [`${svg.dataset.x} ${data.x[at]}`, ...lines.filter(Boolean)].join("\n"), x, y);
     };
-    const leave = () => { cross.removeAttribute("d"); say(""); };
-    svg.addEventListener("pointermove", event => {
+    const leave = () => { cross.removeAttribute("d"); marks.removeAttribute("d"); hush(svg); };
+    const follow = event => {
       const box = svg.getBoundingClientRect(), x = (event.clientX - box.left) * 460 / box.width;
       at = data.at.reduce((best, value, i) => Math.abs(value - x) < Math.abs(data.at[best] - x) ? i : best, 0);
       point(event.clientX, event.clientY);
-    });
-    svg.addEventListener("pointerleave", leave);
+    };
+    svg.addEventListener("pointermove", follow);
+    svg.addEventListener("pointerdown", follow);
+    svg.addEventListener("pointerleave", event => { if (event.pointerType !== "touch") leave(); });  // a tap stays
     svg.addEventListener("blur", leave);
+    document.addEventListener("pointerdown", event => { if (!svg.contains(event.target)) leave(); }, true);
     const walk = step => {
       at = Math.max(0, Math.min(data.x.length - 1, at + step));
       const box = svg.getBoundingClientRect();
@@ -348,17 +389,20 @@
     const { margin, cell, names, cells } = JSON.parse(svg.dataset.matrix);
     const counts = new Map();
     for (let i = 0; i < cells.length; i += 3) counts.set(`${cells[i]},${cells[i + 1]}`, cells[i + 2]);
-    svg.addEventListener("pointermove", event => {
+    const follow = event => {
       const box = svg.getBoundingClientRect(), scale = svg.viewBox.baseVal.width / box.width;
       const p = Math.floor(((event.clientX - box.left) * scale - margin) / cell);
       const t = Math.floor(((event.clientY - box.top) * scale - margin) / cell);
       const inside = p >= 0 && t >= 0 && p < names.length && t < names.length;
-      say(inside ? `true ${names[t]}\npredicted ${names[p]}\n${counts.get(`${t},${p}`) ?? 0} images` : "", event.clientX, event.clientY);
-    });
-    svg.addEventListener("pointerleave", () => say(""));
+      say(svg, inside ? `true ${names[t]}\npredicted ${names[p]}\n${counts.get(`${t},${p}`) ?? 0} images` : "", event.clientX, event.clientY);
+    };
+    svg.addEventListener("pointermove", follow);
+    svg.addEventListener("pointerdown", follow);
+    svg.addEventListener("pointerleave", event => { if (event.pointerType !== "touch") hush(svg); });
+    document.addEventListener("pointerdown", event => { if (!svg.contains(event.target)) hush(svg); }, true);
   }
 
-  // A run is brought to life when it is first looked at.
+  // A run is drawn when it is first shown.
   const alive = new Set();
   function choose(number) {
     document.querySelectorAll(".run").forEach((section, i) => { section.hidden = i !== number; });

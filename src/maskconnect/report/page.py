@@ -1,4 +1,4 @@
-"""The page of a report: one file with everything in it, which opens from a disk and asks for nothing else."""
+"""The page of a report: one file that holds everything it shows, and requests nothing else."""
 
 from __future__ import annotations
 
@@ -7,38 +7,47 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from importlib.resources import files
+from itertools import accumulate
 from typing import Any
 
-from maskconnect.recipes.naming import WIRINGS, data_name, data_names
 from maskconnect.report import charts
 from maskconnect.report.groups import Group, groups_of
+from maskconnect.report.history import Run, Stack
 from maskconnect.report.mistakes import confusion_of, matrix, pictures
 from maskconnect.report.player import ROOM, player_of
 from maskconnect.report.plot import figure
-from maskconnect.report.runs import Run
+from maskconnect.report.runs import TrainedRun
 from maskconnect.report.tables import commands, comparison, environment, facts, table
-from maskconnect.report.wires import usual_wires
 
 MARK = '<meta name="generator" content="maskconnect report">'
-"""By this a later report knows that it may replace this one."""
+"""The mark by which a later report knows that it may replace this page."""
 
 PICTURES, CLASSES, CONFUSIONS = 12, 20, 8
-"""How many mistakes, worst classes and commonest confusions a run shows."""
+"""The number of mistakes, of worst classes, and of most common confusions that a run shows."""
 
 WIDE = 12
-"""A confusion matrix of more classes has a row of its own."""
+"""A confusion matrix with more classes than this takes the whole width."""
+
+AXES = "Vertical axes span the values shown, so most do not start at 0."
+
+MASK = (
+    "Mask value: how strongly a block prefers one candidate over the others. The values of all its candidates add up "
+    "to 1, and the K largest are used."
+)
 
 TOTAL_PICTURES = 96
-"""How many mistakes a page shows; runs share them."""
+"""The number of mistakes on the whole page, divided among the runs."""
 
 
 def page(runs: Sequence[Run]) -> str:
-    """The whole page."""
+    """Return the whole page."""
     groups = groups_of(runs)
     several = len(runs) > 1
-    data = [player_of(run, ROOM // len(runs)) for run in runs]
+    count = sum(len(run.stacks) for run in runs)
+    data = [player_of(run, ROOM // count, number) for run in runs for number in range(len(run.stacks))]
+    firsts = list(accumulate((len(run.stacks) for run in runs), initial=0))  # the first player of each run
     most = max(4, min(PICTURES, TOTAL_PICTURES // len(runs)))
-    shown = next((number for number, run in enumerate(runs) if run.recipe.learns), 0)
+    shown = next((number for number, run in enumerate(runs) if run.learns), 0)
     parts = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
@@ -48,8 +57,8 @@ def page(runs: Sequence[Run]) -> str:
         f"<header><h1>{html.escape(_title(runs))}</h1><p>{html.escape(_subtitle(runs))}</p></header><main>",
         _side_by_side(groups) if several else "",
         _chooser(runs, groups, shown) if several else "",
-        *(_run(run, number, several=several, most=most) for number, run in enumerate(runs)),
-        "<noscript><p>The wiring needs a script; without one, see the drawings in the folder figures.</p></noscript>",
+        *(_run(run, number, firsts[number], several=several, most=most) for number, run in enumerate(runs)),
+        "<noscript><p>The drawings need JavaScript; the folder figures has them as files.</p></noscript>",
         "</main><div id=tip hidden></div>",
         f'<script type="application/json" id=runs>{_json(data)}</script>',
         f"<script>{_asset('page.js')}</script></body></html>",
@@ -62,37 +71,40 @@ def _asset(name: str) -> str:
 
 
 def _json(data: Any) -> str:
-    """JSON that cannot end the script element it stands in."""
+    """JSON that cannot end the script element that holds it."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
 def _title(runs: Sequence[Run]) -> str:
-    networks, sets = {run.network for run in runs}, {data_name(run.recipe) for run in runs}
+    networks, sets = {run.network for run in runs}, {run.data for run in runs}
     what = f"{runs[0].network}" if len(networks) == 1 else f"{len(networks)} networks"
-    where = f" on {data_name(runs[0].recipe)}" if len(sets) == 1 else ""
+    where = f" on {runs[0].data}" if len(sets) == 1 and runs[0].data else ""
     return f"{runs[0].wiring}: {what}{where}" if len(runs) == 1 else f"{len(runs)} runs of {what}{where}"
 
 
 def _subtitle(runs: Sequence[Run]) -> str:
     if len(runs) > 1:
-        return "Made by maskconnect report. Accuracies are those of the last epoch unless a column says otherwise."
-    return f"{runs[0].recipe.about or runs[0].recipe.name}, seed {runs[0].recipe.seed}"
+        return "Accuracies are those of the last epoch, unless a column says otherwise."
+    return runs[0].about
 
 
 def _side_by_side(groups: Sequence[Group]) -> str:
     plots = [charts.fan_in(groups), charts.accuracy_of_all(groups), charts.branching(groups), charts.readers(groups)]
     shown = "".join(figure(chart) for chart in plots if chart is not None and not chart.empty)
     spread = any(len(group.ended) > 1 for group in groups)
-    data = html.escape(data_names(run.recipe for group in groups for run in group.runs))
-    note = f"<p class=note>Accuracies are of {data}.{' ± is the standard deviation over seeds.' * spread}</p>"
-    return f"<section><h2>Side by side</h2>{comparison(groups)}{note}<div class=charts>{shown}</div></section>"
+    data = dict.fromkeys(run.data for group in groups for run in group.runs if run.data)
+    of = f"Accuracies are on {html.escape(' and '.join(data))}." if data else ""
+    note = f"<p class=note>{of}{' ± is the standard deviation over seeds.' * spread}</p>" if of or spread else ""
+    drawn = f"<div class=charts>{shown}</div><p class=note>{AXES}</p>" if shown else ""
+    return f"<section><h2>Side by side</h2>{comparison(groups)}{note}{drawn}</section>"
 
 
 def _chooser(runs: Sequence[Run], groups: Sequence[Group], shown: int) -> str:
     label = {id(run): group.label for group in groups for run in group.runs}
     often = Counter(run.name for run in runs)
     folders = [run.name if often[run.name] == 1 else str(run.path) for run in runs]
-    names = [f"{label[id(run)]}, seed {run.recipe.seed} — {path}" for run, path in zip(runs, folders, strict=True)]
+    seeds = [f", seed {run.recipe.seed}" if isinstance(run, TrainedRun) else "" for run in runs]
+    names = [f"{label[id(run)]}{seed} — {path}" for run, seed, path in zip(runs, seeds, folders, strict=True)]
     options = "".join(
         f"<option value={number}{' selected' * (number == shown)}>{html.escape(name)}</option>"
         for number, name in enumerate(names)
@@ -100,8 +112,8 @@ def _chooser(runs: Sequence[Run], groups: Sequence[Group], shown: int) -> str:
     return f"<nav class=chooser><label for=choose>One run</label> <select id=choose>{options}</select></nav>"
 
 
-def _run(run: Run, number: int, *, several: bool, most: int) -> str:
-    """All about one run."""
+def _run(run: Run, number: int, player: int, *, several: bool, most: int) -> str:
+    """Everything about one run."""
     shown = "".join(figure(chart) for chart in charts.curves(run))
     if not several:
         alone = groups_of([run])
@@ -110,39 +122,47 @@ def _run(run: Run, number: int, *, several: bool, most: int) -> str:
     cards = "".join(
         f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd></div>" for name, value in facts(run)
     )
-    title = f"<h2>{html.escape(f'{run.wiring}, seed {run.recipe.seed}')}</h2>" if several else ""
-    training = f"<h3>Training</h3><div class=charts>{shown}</div>" if shown else ""
+    title = f"<h2>{html.escape(run.label)}</h2>" if several else ""
+    training = f"<h3>Training</h3><div class=charts>{shown}</div><p class=note>{AXES}</p>" if shown else ""
+    players = "".join(_player(run, stack, player + i) for i, stack in enumerate(run.stacks))
     return (
         f"<section class=run data-run={number}>{title}<dl class=facts>{cards}</dl>"
-        f"<h3>Wiring</h3>{_player(run, number)}{training}{_mistakes(run, most)}{_origin(run)}</section>"
+        f"<h3>Wiring</h3>{players}{_legend(run)}{training}{_mistakes(run, most)}{_origin(run)}</section>"
     )
 
 
-def _player(run: Run, number: int) -> str:
-    """What the script fills."""
-    spec = run.recipe.model.shape
-    plain = html.escape(f"{WIRINGS[spec.PLAIN]}, {spec.plain_words}")
+def _player(run: Run, stack: Stack, number: int) -> str:
+    """The elements that the script fills."""
+    plain = stack.plain
     beside = (
-        f"<figure class=view><figcaption>{plain}</figcaption><svg class=usual></svg></figure>"
-        if run.wires.sources != usual_wires(spec).sources
+        f"<figure class=view><figcaption>{html.escape(f'{plain.name}, {plain.words}')}</figcaption>"
+        "<svg class=usual></svg></figure>"
+        if plain is not None
         else ""
     )
     controls = (
         '<div class=controls><button type=button class=play aria-label="Play training">▶</button>'
         f"<div class=track><div class=phases></div><input type=range min=0 max={max(1, run.done)} value={run.done} "
         'step=1 aria-label="Epoch"></div><output></output></div>'
-        if run.recipe.learns
+        if stack.wires.learned
         else ""
     )
-    legend = (
-        "A line is a connection: the stronger, the larger its real mask. Dashed blocks cannot reach the output and are "
-        "pruned. Point at a block for its sources; click it for all that feeds it and all that it feeds; or walk by "
-        "the arrow keys, Enter and Escape."
-    )
+    title = f"<h4>{html.escape(stack.name)}</h4>" if stack.name else ""
     return (
-        f"<div class=player data-player={number}>{controls}<p class=count role=status></p><div class=views>"
+        f"<div class=player data-player={number}>{title}{controls}<p class=count role=status></p><div class=views>"
         f"<figure class=view><figcaption>{html.escape(run.wiring)}</figcaption><svg class=wiring></svg></figure>"
-        f"{beside}<aside class=panel aria-live=polite></aside></div><p class=note>{legend}</p></div>"
+        f"{beside}<aside class=panel aria-live=polite></aside></div></div>"
+    )
+
+
+def _legend(run: Run) -> str:
+    lines = "Each line is a connection; stronger lines have larger mask values. " if run.learns else ""
+    return (
+        f"<p class=note>{lines}Dashed blocks cannot reach the output, and pruning removes them. "
+        "<span class=mouse>Point at a block to see its sources. Click it to mark every block that feeds it or that it "
+        "feeds. The arrow keys, Enter and Escape do the same.</span>"
+        "<span class=touch>Tap a block to see its sources, and to mark every block that feeds it or that it feeds. "
+        "Tap it again to release it.</span></p>" + (f"<p class=note>{MASK}</p>" if run.learns else "")
     )
 
 
@@ -166,23 +186,25 @@ def _mistakes(run: Run, most: int) -> str:
         words=2,
     )
     shown = pictures(run.tested, names, most)
-    wrong = f"<h4>Most surely wrong</h4>{shown}" if shown else ""
+    wrong = f"<h4>Most confident mistakes</h4>{shown}" if shown else ""
     return (
-        f"<h3>Predictions of {len(run.tested.label_N):,} test images</h3><div class=mistakes>"
+        f"<h3>Predictions on {len(run.tested.label_N):,} test images</h3><div class=mistakes>"
         f"<div{' class=big' * (len(names) > WIDE)}><h4>Confusion</h4>{matrix(confusion)}</div>"
         f"<div><h4>Accuracy by class, %{rest}</h4><ul class=bars>{bars}</ul></div>"
-        f"<div><h4>Commonest confusions</h4>{worst}</div></div>{wrong}"
+        f"<div class=confusions><h4>Most common confusions</h4>{worst}</div></div>{wrong}"
     )
 
 
 def _origin(run: Run) -> str:
-    """Where the run comes from: commands, recipe, environment."""
+    """How the run was made: commands, recipe, environment."""
+    known = "".join(f"<dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd>" for name, text in environment(run))
+    found = f"<details><summary>Environment</summary><dl class=origin>{known}</dl></details>" if known else ""
+    if not isinstance(run, TrainedRun):
+        return f"<h3>Origin</h3>{found}" if found else ""
     typed = "".join(
         f"<dt>{html.escape(name)}</dt><dd><code>{html.escape(text)}</code></dd>" for name, text in commands(run)
     )
-    known = "".join(f"<dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd>" for name, text in environment(run))
     return (
-        f"<h3>Make it again</h3><dl class=origin>{typed}</dl>"
-        f"<details><summary>Recipe</summary><pre>{html.escape(run.written)}</pre></details>"
-        f"<details><summary>Environment</summary><dl class=origin>{known}</dl></details>"
+        f"<h3>Origin</h3><dl class=origin>{typed}</dl>"
+        f"<details><summary>Recipe</summary><pre>{html.escape(run.written)}</pre></details>{found}"
     )

@@ -1,4 +1,4 @@
-"""Where the blocks and wires of a drawing stand (figure 4).
+"""The positions of the blocks and wires of a drawing (figure 4).
 
 Depth goes from top to bottom. Branches of a layer stand in a row, joined by straight lines to the row below; a chain
 stands in a column, and a wire that skips a block runs in an arc at its right. The layers are known, so no layout has to
@@ -16,10 +16,10 @@ from functools import cached_property
 from maskconnect.core.wiring import Layout
 
 TOP = 40
-"""Above the first row: room for the word "input"."""
+"""The room above the first row, for the word "input"."""
 
 LEFT = 40
-"""Beside the first branch: room for the number of a row."""
+"""The room beside the first branch, for the number of the row."""
 
 LONG = 60
 """Chains with more blocks are drawn smaller."""
@@ -28,10 +28,10 @@ LETTER = 6.7
 """The width of a letter of 11 px, in a wide font; East Asian ones are twice as wide."""
 
 LONGEST = 20
-"""How many letters of a kind a block shows."""
+"""The number of letters of a kind that a block shows."""
 
 PIECES = (0.06, 0.18, 0.33, 0.5, 0.67, 0.82, 0.94)
-"""Of the way along an arc, where it bends."""
+"""The points at which an arc bends, as parts of its length."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Scene:
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
-        """The text in each block; long ones are cut."""
+        """The text in each block; a long one is shortened."""
         return tuple(kind if len(kind) <= LONGEST else f"{kind[: LONGEST - 1]}…" for kind in self.kinds)
 
     @cached_property
@@ -64,21 +64,21 @@ class Scene:
 
     @cached_property
     def _pitch(self) -> int:
-        """From one branch of a row to the next."""
+        """The distance from one branch of a row to the next."""
         if self.kinds:
             return self.wide + 8
         return max(9, min(38, 560 // max(self.layout.sizes)))
 
     @cached_property
     def row(self) -> int:
-        """From one row to the next."""
+        """The distance from one row to the next."""
         if self.kinds:  # wires to far branches need height
             return 56 + min(64, 6 * max(self.layout.sizes)) if self.layout.layered else self.side + 14
         return 56 + max(self.layout.sizes) // 4 if self.layout.layered else 28 if self.side == 18 else self.side + 6
 
     @cached_property
     def xs(self) -> tuple[int, ...]:
-        """The middle of every block."""
+        """The horizontal middle of every block."""
         if not self.layout.layered:
             return (LEFT + self.wide // 2,) * len(self.layout.places)
         widest, sizes = max(self.layout.sizes), self.layout.sizes
@@ -89,46 +89,46 @@ class Scene:
 
     @cached_property
     def ys(self) -> tuple[int, ...]:
-        """The middle of every block."""
+        """The vertical middle of every block."""
         return tuple(TOP + self.side // 2 + self.row * layer for layer, _ in self.layout.places)
 
     @cached_property
     def bulges(self) -> tuple[int, ...]:
-        """How far an arc of a chain leans out, by the number of blocks that it leads over."""
+        """The width of an arc in a chain, by the number of blocks that it spans."""
         last = max(1, len(self.layout.sizes) - 1)
         widest = min(330, 90 + 14 * last)
         return tuple(int(widest * (distance / last) ** 0.75 + 0.5) for distance in range(last + 1))
 
     @property
     def every(self) -> int:
-        """Every how many rows there is room for a number."""
+        """The number of rows from one row number to the next that has room."""
         return 5 if self.row < 16 else 1
 
     @cached_property
     def width(self) -> int:
-        """Of the whole drawing."""
+        """The width of the whole drawing."""
         if self.layout.layered:
             return LEFT + self._pitch * max(self.layout.sizes) + 12
         return self.reach(len(self.layout.sizes) - 1)
 
     def reach(self, distance: int) -> int:
-        """How wide a chain is whose longest connection leads over `distance` blocks."""
+        """The width of a chain whose longest connection spans `distance` blocks."""
         arc = self.bulges[distance] * 3 // 4 if distance > 1 else 0
         return LEFT + self.wide + max(28, arc) + 14
 
     @cached_property
     def height(self) -> int:
-        """Of the whole drawing."""
+        """The height of the whole drawing."""
         return TOP + self.row * (len(self.layout.sizes) - 1) + self.side + TOP
 
     @property
     def middle(self) -> int:
-        """Where "input" and "output" stand."""
+        """The horizontal middle of the words "input" and "output"."""
         return (min(self.xs) + max(self.xs)) // 2
 
     @cached_property
     def bends(self) -> tuple[tuple[float, float], ...]:
-        """Where an arc of a long chain bends: thousands of arcs are drawn twice as fast by straight pieces."""
+        """The bends of an arc in a long chain: thousands of arcs are drawn twice as fast with straight lines."""
         if self.layout.layered or len(self.layout.sizes) <= LONG:
             return ()
         return tuple((round(3 * t * (1 - t), 4), round(t * t * (3 - 2 * t), 4)) for t in PIECES)
@@ -138,7 +138,7 @@ class Scene:
         return ((layer, members) for layer, members in enumerate(self.layout.layers) if layer % self.every == 0)
 
     def path(self, source: int, target: int) -> str:
-        """The curve of a connection, as SVG says it; the script of the page says the same."""
+        """The curve of a connection as an SVG path; `curve` in page.js draws the same."""
         half = self.side // 2
         x1, y1, x2, y2 = self.xs[source], self.ys[source], self.xs[target], self.ys[target]
         if self.layout.layered:
@@ -166,5 +166,5 @@ class Scene:
 
 
 def _text_width(text: str) -> float:
-    """About how wide a label is: a picture cannot measure its text."""
+    """The approximate width of a label: an SVG file cannot measure its text."""
     return LETTER * sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)

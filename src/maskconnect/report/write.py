@@ -1,4 +1,4 @@
-"""A report as a folder: the page, and the figures beside it."""
+"""The folder of a report: the page, and the figures beside it."""
 
 from __future__ import annotations
 
@@ -8,37 +8,35 @@ from pathlib import Path
 
 from maskconnect.errors import ConfigError, MaskConnectError
 from maskconnect.reading import read_bytes
-from maskconnect.recipes.naming import WIRINGS
 from maskconnect.report import charts, figures
 from maskconnect.report.drawing import NOTE, Drawing, Panel, write
 from maskconnect.report.groups import groups_of
+from maskconnect.report.history import Run
 from maskconnect.report.mistakes import confusion_of
 from maskconnect.report.page import MARK, page
-from maskconnect.report.runs import Run
-from maskconnect.report.wires import usual_wires
 from maskconnect.training.files import TEMPORARY, is_unfinished, write_atomically
 
 PAGE, FIGURES, LIST = "index.html", "figures", "made_by_maskconnect.txt"
 LONGEST = 60
-"""How many letters of the name of a run are in the names of its figures."""
+"""The number of letters of a run's name that the names of its figures may have."""
 
 
 def check_place(out: Path) -> None:
-    """An error if the report would overwrite something else, or cannot be written."""
+    """Raise an error if the report would overwrite anything except an older report."""
     if out.exists() and not out.is_dir():
-        raise ConfigError(f"{out} is a file; choose another place by --out.")
+        raise ConfigError(f"{out} is a file; choose another folder with --out.")
     if (out / "recipe.toml").exists():
-        raise ConfigError(f"{out} is the folder of a run; choose another place by --out.")
+        raise ConfigError(f"{out} is the folder of a run; choose another folder with --out.")
     found = out / PAGE
     if found.exists():
         if MARK not in read_bytes(found)[:8000].decode(errors="replace")[:2000]:
-            raise ConfigError(f"{found} is not a report of maskconnect; choose another place by --out.")
+            raise ConfigError(f"{found} is not a report of maskconnect; choose another folder with --out.")
     elif out.exists() and not all(map(is_unfinished, out.iterdir())):
-        raise ConfigError(f"{out} is not empty and holds no report; choose another place by --out.")
+        raise ConfigError(f"{out} is not empty and holds no report; choose another folder with --out.")
 
 
 def write_page(runs: Sequence[Run], out: Path) -> Path:
-    """Write the page; an older one is replaced, and its figures go."""
+    """Write the page; an older one is replaced."""
     check_place(out)
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / PAGE, page(runs).encode("utf-8", "backslashreplace"))
@@ -46,13 +44,13 @@ def write_page(runs: Sequence[Run], out: Path) -> Path:
 
 
 def write_figures(runs: Sequence[Run], out: Path, say: Callable[[str], None]) -> list[Path]:
-    """Write the figures; those of an older report are replaced when all are drawn, and nothing else is touched."""
+    """Write the figures; those of an older report are replaced once all are drawn, and no other file changes."""
     with tempfile.TemporaryDirectory(dir=out, prefix=TEMPORARY) as place:
         try:
             for figure in _figures(runs, Path(place)):
                 say(f"drawing {figure}")
-        except MaskConnectError as error:  # without matplotlib there are the drawings as SVG
-            say(f"no further figures: {error}")
+        except MaskConnectError as error:  # without matplotlib, the drawings are still written as SVG
+            say(f"other figures are left out: {error}")
         remove_figures(out)
         folder = out / FIGURES
         folder.mkdir(exist_ok=True)
@@ -62,7 +60,7 @@ def write_figures(runs: Sequence[Run], out: Path, say: Callable[[str], None]) ->
 
 
 def remove_figures(out: Path) -> None:
-    """Remove the figures that an older report has made: its list says which they are."""
+    """Remove the figures of an older report, which its list names."""
     folder = out / FIGURES
     try:
         names = read_bytes(folder / LIST).decode("utf-8", "surrogateescape").splitlines()
@@ -75,7 +73,7 @@ def remove_figures(out: Path) -> None:
 
 
 def _figures(runs: Sequence[Run], folder: Path) -> Iterator[str]:
-    """Write the figures, one after another, and say what each is before it is drawn."""
+    """Write the figures one by one, and yield the name of each before it is drawn."""
     names = _names(runs)
     for run, name in zip(runs, names, strict=True):
         write(drawing_of(run), folder / f"wiring{name}.svg")
@@ -100,14 +98,16 @@ def _figures(runs: Sequence[Run], folder: Path) -> Iterator[str]:
 
 def drawing_of(run: Run) -> Drawing:
     """The wiring of a run, beside that of the plain network (figure 4)."""
-    spec = run.recipe.model.shape
-    usual = Panel(WIRINGS[spec.PLAIN], usual_wires(spec))
-    panels = [Panel(run.wiring, run.wires)]
-    return Drawing(tuple(panels if run.wires.sources == usual.wires.sources else [usual, *panels]), NOTE)
+    panels = []
+    for stack in run.stacks:
+        if stack.plain is not None:
+            panels.append(Panel(stack.plain.name, stack.plain.wires))
+        panels.append(Panel(f"{stack.name}: {run.wiring}" if stack.name else run.wiring, stack.wires))
+    return Drawing(tuple(panels), NOTE)
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
-    """What to add to the names of the files of each run: nothing where there is one run, else its folder."""
+    """The ending of the file names of each run: empty if there is only one run, otherwise the name of its folder."""
     if len(runs) == 1:
         return [""]
     found: list[str] = []

@@ -1,1 +1,1 @@
-"""Put masks into a model that already exists, and train it on."""
+"""Add masks to an existing model and continue its training."""

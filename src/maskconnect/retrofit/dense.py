@@ -1,12 +1,12 @@
-"""A dense block whose layers learn which of the layers before them to read (DenseNet; section 5 of the paper).
+"""A dense block whose layers learn which of the earlier layers to read (DenseNet; section 5 of the paper).
 
-A layer j of a dense block concatenates all features y_k before it, and reads them through a batch norm, an activation
-and a convolution. The first two treat every channel by itself and the convolution adds them up, so with z_jk, what
-norm and activation make of y_k, and W_jk, the columns of the convolution's weight for it,
+Layer j of a dense block concatenates all features y_k before it, and reads them through a batch norm, an activation and
+a convolution. Norm and activation work per channel, and the convolution is a sum over channels. Let z_jk be y_k after
+norm and activation, and W_jk the columns of the convolution's weight for it. Then
 
     h_j = conv1(act(norm1(cat_k y_k))) = sum_k W_jk z_jk
 
-This is Eq. 1 with a transform per connection. A mask entry multiplies z_jk, or W_jk, which is the same:
+This is Eq. 1 with a transform per connection. A mask entry multiplies z_jk or, with the same result, W_jk:
 
     h_j = sum_k (m_jk W_jk) z_jk        dl/dm_jk = <dl/dh_j, W_jk z_jk>        at every candidate, active or not
 
@@ -27,19 +27,20 @@ from maskconnect.retrofit.named import NamedStack
 from maskconnect.retrofit.narrow import conv_of, growth_of, keep_statistics_, narrowed, norm_of, weighted
 
 INPUT = "input"
-"""The name of module 0, which passes on the input of the block."""
+"""The name of module 0, which returns the input of the block."""
 
 
 class DenseStack(NamedStack):
     """The layers of a dense block, each of which reads the features that its mask makes active.
 
-    While masks learn, every layer reads all its candidates, each times its entry of the mask. Otherwise it reads the
-    active ones only, and computes nothing for the channels of the others. With all of them active it is the dense block
-    that it was, to the bit.
+    While masks learn, every layer reads all candidates, each times its mask entry. Otherwise it reads the active ones
+    and computes nothing for the channels of the others. With all candidates active, it computes the same as the
+    original dense block, to the bit.
 
     Args:
-        layers: by name; each has `norm1`, `conv1` and `conv2`, and takes a list of features.
-        args, kwargs: as of `MaskedStack`.
+        layers: the layers by name; each has `norm1`, `conv1` and `conv2`, and takes a list of features.
+        args: see `MaskedStack`.
+        kwargs: see `MaskedStack`.
     """
 
     aggregations = ("concat",)
@@ -51,7 +52,7 @@ class DenseStack(NamedStack):
         self.widths = widths_of(list(layers.values()))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Run the layers in order; the concatenation of the input and of what they return."""
+        """Run the layers in order, and return the concatenation of the input and all their outputs."""
         inputs = self.begin()
         first, *layers = self.flat()
         features: list[Tensor] = [first(self.reaching_idle_parameters(x, inputs.masks.alive))]
@@ -61,7 +62,7 @@ class DenseStack(NamedStack):
         return output
 
     def _run(self, number: int, layer: nn.Module, features: Sequence[Tensor], inputs: Inputs) -> Tensor:
-        """What a layer makes of its sources, whose features are all there."""
+        """Return the output of a layer, given all features before it."""
         rows, widths = inputs.rows, self.widths[:number]
         reads = inputs.masks.sources[number] if rows is None else self.masks.candidates[number]
         used = small = layer if len(reads) == number else narrowed(layer, widths, reads)
@@ -73,12 +74,12 @@ class DenseStack(NamedStack):
         return y
 
     def pruned_layer(self, number: int) -> nn.Module:
-        """The layer of this number without weights for the channels that it does not read."""
-        return narrowed(self.flat()[number], self.widths[:number], self.masks.settled().sources[number])
+        """Return a layer without the weights for channels that it does not read."""
+        return narrowed(self.flat()[number], self.widths[:number], self.masks.current_wiring().sources[number])
 
     def unread_weights(self) -> int:
-        """How many weights belong to channels that their layer does not read."""
-        sources, unread = self.masks.settled().sources, 0
+        """Return how many weights belong to channels that their layer does not read."""
+        sources, unread = self.masks.current_wiring().sources, 0
         for number, layer in enumerate(self.flat()[1:], start=1):
             columns = conv_of(layer).weight[:, 0].numel() + sum(1 for _ in norm_of(layer).parameters())
             unread += columns * sum(self.widths[k] for k in range(number) if k not in sources[number])
@@ -86,5 +87,5 @@ class DenseStack(NamedStack):
 
 
 def widths_of(layers: Sequence[nn.Module]) -> tuple[int, ...]:
-    """The channels of the input of a dense block, and of the output of each of its layers."""
+    """Return the number of channels of the input of a dense block and of the output of each layer."""
     return (conv_of(layers[0]).in_channels, *map(growth_of, layers))

@@ -1,7 +1,7 @@
-"""Whether a module is a dense block, from what it is made of and from what it computes on a small input.
+"""Recognize a dense block by its layers, and by what it computes on a small input.
 
-The classes of timm and torchvision have no common base, and people write their own. So a block is recognised by its
-layers, and then tried: the block against a `DenseStack` of its layers, and each layer with some of its sources.
+The classes of timm and torchvision have no common base, and users write their own. So a block is recognized by its
+layers, and then tested: the block against a `DenseStack` of its layers, and each layer with some of its sources.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from maskconnect.retrofit.dense import DenseStack, widths_of
 from maskconnect.retrofit.narrow import conv_of, narrowed, weighted
 
 SIDE = 8
-"""Of the images that a block is tried on."""
+"""The side of the images that a block is tested on."""
 
 
 def is_dense_block(block: nn.Module) -> bool:
-    """Whether a module has a forward of its own, and layers as children that each read more than the one before."""
+    """Return whether a module has its own forward, and its children are layers with growing numbers of inputs."""
     layers = list(block.children())
     plain = (nn.Sequential.forward, nn.ModuleList.forward, nn.ModuleDict.forward)
     if not layers or type(block).forward in plain or not all(map(_is_layer, layers)):
@@ -43,19 +43,19 @@ def rewire_dense_blocks(
     seed: int,
     **options: Any,
 ) -> nn.Module:
-    """The model with a stack, with masks and a seed of its own, in the place of each of its dense `blocks`, by path."""
+    """Replace each of the dense `blocks` (by path) of a model by a stack with its own masks and seed."""
     if len(set(blocks.values())) < len(blocks):
-        raise ConfigError(f"path is {shown(list(blocks))}, in which a block is named twice; name each block once.")
+        raise ConfigError(f"path is {shown(list(blocks))}; a block is named twice. Name each block once.")
     wirings = connectivity if isinstance(connectivity, Mapping) else dict.fromkeys(blocks, connectivity)
     for path, block in blocks.items():
         if not is_dense_block(block):
-            raise ConfigError(f"{path!r} is not a dense block; a list of names with a dense block in it has no others.")
+            raise ConfigError(f"{path!r} is not a dense block, but others in path are; rewire it separately.")
         if path not in wirings:
-            raise ConfigError(f"connectivity has wirings of {shown(list(wirings))}; it must have one of {path!r} too.")
+            raise ConfigError(f"connectivity has wirings for {shown(list(wirings))}; it also needs one for {path!r}.")
     stacks = [
         _dense_stack(block, path, fan_in, connectivity=wirings[path], seed=integer("seed", seed) + offset, **options)
         for offset, (path, block) in enumerate(blocks.items())
-    ]  # before the model changes, for one of them may be refused
+    ]  # all are built before the model changes, because one may raise an error
     return replaced(model, dict(zip(blocks.values(), stacks, strict=True)))
 
 
@@ -71,13 +71,13 @@ def _dense_stack(
 ) -> DenseStack:
     if aggregation not in (None, "concat") or align is not None:
         what = "align" if align is not None else f"aggregation {shown(aggregation)}"
-        raise ConfigError(f"{path!r} is a dense block, whose layers read a concatenation; {what} does not apply.")
+        raise ConfigError(f"{path!r} is a dense block, whose layers read a concatenation; leave out {what}.")
     check_dense_block(block, path)
     init = "uniform" if mask_init is None else mask_init
     stack = DenseStack(dict(block.named_children()), fan_in, mask_init=init, **options)
     stack.masks.to(conv_of(stack.flat()[1]).weight)
     for part in (stack, stack.masks, stack.flat()[0]):
-        part.training = block.training  # but the layers stay in the modes that they are in
+        part.training = block.training  # the layers keep their modes
     return stack
 
 
@@ -88,32 +88,32 @@ def _is_layer(part: nn.Module) -> bool:
 
 
 def check_dense_block(block: nn.Module, path: str) -> None:
-    """Raise an error unless the block is the concatenation of its layers, which read channels one by one."""
+    """Raise an error unless the block concatenates its layers, and its layers can read any subset of channels."""
     layers = list(block.children())
     if len(layers) < 2:
-        raise ConfigError(f"{path!r} has 1 layer, which has nothing to choose from; it needs at least 2.")
+        raise ConfigError(f"{path!r} has 1 layer; a dense block needs at least 2.")
     if block._forward_hooks or block._forward_pre_hooks or block._backward_hooks or block._backward_pre_hooks:
-        raise ConfigError(f"{path!r} has hooks, which a stack in its place would not run; remove them before.")
+        raise ConfigError(f"{path!r} has hooks, which a stack in its place would not run. Remove them first.")
     for number, layer in enumerate(layers, start=1):
         _check_layer(layer, f"layer {number} of {path!r}")
     widths = widths_of(layers)
     for number, layer in enumerate(layers, start=1):
         if conv_of(layer).in_channels != sum(widths[:number]):
             raise ConfigError(
-                f"layer {number} of {path!r} reads {conv_of(layer).in_channels} channels, where the input of a dense "
-                f"block and the layers before it have {sum(widths[:number])}; its wiring cannot be learned."
+                f"layer {number} of {path!r} reads {conv_of(layer).in_channels} channels, but the input of the block "
+                f"and the layers before it have {sum(widths[:number])}; its wiring cannot be learned."
             )
     if not conv_of(layers[0]).weight.is_meta:
         with without_trace(block, probing=True):
-            _try(block, layers, path)
+            _check_on_input(block, layers, path)
 
 
 def _check_layer(layer: nn.Module, what: str) -> None:
     norm, conv = layer.norm1, conv_of(layer)
     if not isinstance(norm, _BatchNorm):
         raise ConfigError(
-            f"norm1 of {what} is a {type(norm).__name__}; it must be a batch norm, which treats every channel by "
-            "itself, so that some can be left out."
+            f"norm1 of {what} is a {type(norm).__name__}; it must be a batch norm, which treats every channel "
+            "separately, so that some can be left out."
         )
     if conv.groups != 1 or conv.in_channels != norm.num_features:
         raise ConfigError(
@@ -122,8 +122,8 @@ def _check_layer(layer: nn.Module, what: str) -> None:
         )
 
 
-def _try(block: nn.Module, layers: Sequence[nn.Module], path: str) -> None:
-    """Compare what the block computes with what a stack of its layers would."""
+def _check_on_input(block: nn.Module, layers: Sequence[nn.Module], path: str) -> None:
+    """Compare the output of the block with that of a stack of its layers."""
     weight = conv_of(layers[0]).weight
     shape = (2, weight.shape[1], *[SIDE] * (weight.dim() - 2))
     count = int(torch.Size(shape).numel())
@@ -133,25 +133,25 @@ def _try(block: nn.Module, layers: Sequence[nn.Module], path: str) -> None:
         same = torch.equal(whole(x), block(x))
     except (TypeError, AttributeError, RuntimeError, ValueError) as error:
         raise ConfigError(
-            f"the layers of {path!r} cannot be run on a list of features of shape {tuple(shape)}: "
+            f"the layers of {path!r} cannot read a list of features of shape {tuple(shape)}: "
             f"{str(error).splitlines()[0]}"
         ) from None
     if not same:
         raise ConfigError(
-            f"{path!r} is a {type(block).__name__} that does not compute the concatenation of its input and of what "
-            "its layers return, as a dense block does; its wiring cannot be learned."
+            f"{path!r} is a {type(block).__name__} that does not return the concatenation of its input and the outputs "
+            "of its layers, as a dense block does; its wiring cannot be learned."
         )
     features = list(torch.split(whole(x), list(widths_of(layers)), dim=1))
     for number, layer in enumerate(layers[1:], start=2):
-        if not all(_leaves_out(layer, features[:number], k) for k in (0, number - 1)):
+        if not all(_can_leave_out_others(layer, features[:number], k) for k in (0, number - 1)):
             raise ConfigError(
                 f"layer {number} of {path!r} reads its features in other ways than through norm1 and conv1, "
-                "so none can be left out."
+                "so no feature can be left out; its wiring cannot be learned."
             )
 
 
-def _leaves_out(layer: nn.Module, features: list[Tensor], k: int) -> bool:
-    """Whether a layer that gets source k alone computes what it does with all others multiplied by 0."""
+def _can_leave_out_others(layer: nn.Module, features: list[Tensor], k: int) -> bool:
+    """Return whether a layer with source k alone computes the same as with all others multiplied by 0."""
     widths = [y.shape[1] for y in features]
     mask_S = features[0].new_zeros(len(features), dtype=torch.float32)
     mask_S[k] = 1

@@ -1,4 +1,4 @@
-"""What a model gives to a block: the tensor that it hands on from the block before, and further arguments."""
+"""The arguments of a call of a block: the tensor from the block before, and further arguments."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from maskconnect.retrofit.unread import handed, used
 
 @dataclass(frozen=True)
 class Given:
-    """The arguments of one call of a block; the first is the one that is handed on."""
+    """The arguments of one call of a block; the first is the output of the block before."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    first: int | str  # the place or the name of the first argument
-    held: Any = None  # what the model itself has in the place of the first argument, which may be watched
+    first: int | str  # the position or the name of the first argument
+    held: Any = None  # the first argument as the model has it, which may be a watched tensor
 
     @classmethod
     def to(cls, block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Given:
-        """The arguments of a call of `block`."""
+        """Return the arguments of a call of `block`."""
         if args:
             return cls((_plain(args[0], handed), *(_plain(a, used) for a in args[1:])), _named(kwargs), 0, args[0])
         first = next(iter(inspect.signature(block.forward).parameters), "")
         if first not in kwargs:
-            raise ConnectivityError(f"a {type(block).__name__} was called without the input that it hands on.")
+            raise ConnectivityError(f"a {type(block).__name__} was called without its argument {first!r}; pass it.")
         x = _plain(kwargs[first], handed)
         return cls((), {**_named({**kwargs, first: None}), first: x}, first, kwargs[first])
 
     @property
     def x(self) -> Any:
-        """What is handed on: a tensor, or something with a tensor in it."""
+        """The first argument: a tensor, or a container with a tensor in it."""
         return self.args[0] if self.first == 0 else self.kwargs[str(self.first)]
 
     @property
     def main(self) -> Any:
-        """The first tensor of numbers in what is handed on; x itself where there is none."""
+        """The first floating-point tensor in x; x itself if there is none."""
         if isinstance(self.x, Tensor):
             return self.x
         leaves = tree_flatten(self.x)[0]
@@ -49,7 +49,7 @@ class Given:
 
     @property
     def arguments(self) -> dict[str | int, Any]:
-        """All but the first, by place or name; and, if that is a tuple or a list, the items of it."""
+        """All arguments except for the first, by position or name; plus the items of x if it is a tuple or list."""
         named: dict[str | int, Any] = dict(enumerate(self.args))
         named.update(self.kwargs.items())
         items = enumerate(self.x) if type(self.x) in (tuple, list) else ()
@@ -57,7 +57,7 @@ class Given:
         return {name: value for name, value in named.items() if name != self.first} | inside
 
     def reading(self, y: Any) -> Given:
-        """The same, but with y in the place of what is handed on, or of the tensor in it."""
+        """Return the same arguments with y instead of x, or instead of the tensor in x."""
         x = y
         if not isinstance(self.x, Tensor) and isinstance(y, Tensor):
             leaves, tree = tree_flatten(self.x)
@@ -67,12 +67,12 @@ class Given:
         return Given(self.args, {**self.kwargs, str(self.first): x}, self.first)
 
     def call(self, block: nn.Module) -> Any:
-        """Run a block."""
+        """Call a block with these arguments."""
         return block(*self.args, **self.kwargs)
 
 
 def _plain(x: Any, plain: Callable[[Any], Any]) -> Any:
-    """x with plain tensors in the place of those that are watched; x itself where there are none."""
+    """Return x with plain tensors instead of watched ones; x itself if it has none."""
     if type(x) is dict:
         items = {key: _plain(value, plain) for key, value in x.items()}
         return items if any(items[key] is not x[key] for key in x) else x

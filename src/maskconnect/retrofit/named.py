@@ -1,4 +1,4 @@
-"""A stack whose modules keep the names that they had in the model, so that checkpoints of the model fit."""
+"""A stack whose modules keep their names in the model, so that checkpoints of the model still load."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ from maskconnect.errors import ConfigError
 
 
 class KeepsNames(MaskedStack):
-    """A stack into which a checkpoint of the model before it was rewired loads; the masks stay as they are."""
+    """A stack that also loads checkpoints from before the model was rewired; its masks then do not change."""
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         own = self.state_dict(prefix=prefix, keep_vars=True)
         ours = [name for name in own if name.startswith((f"{prefix}masks.", f"{prefix}scales"))]
-        if not any(name in state_dict for name in ours):  # a checkpoint of the model before it was rewired
+        if not any(name in state_dict for name in ours):  # a checkpoint from before the model was rewired
             state_dict.update({name: own[name] for name in ours})
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 class NamedStack(KeepsNames):
-    """A stack in which each module is a child under its own name.
+    """A stack that registers each module under its own name.
 
     Args:
-        named: the modules by name, in the order in which they run; further arguments are those of `MaskedStack`.
+        named: the modules by name, in the order in which they run.
+        args: see `MaskedStack`.
+        kwargs: see `MaskedStack`.
     """
 
     def __init__(self, named: Mapping[str, nn.Module], *args: Any, **kwargs: Any) -> None:
@@ -39,9 +41,9 @@ class NamedStack(KeepsNames):
         self.names = tuple(named)
 
     def flat(self) -> list[nn.Module]:
-        """All modules, in the order in which they run."""
+        """Return all modules in the order in which they run."""
         return [cast(nn.Module, self._modules[name]) for name in self.names]
 
     def places(self) -> list[tuple[nn.Module, str]]:
-        """Where each module is registered: in which other module, under which name."""
+        """Return the parent module and the name under which each module is registered."""
         return [(self, name) for name in self.names]

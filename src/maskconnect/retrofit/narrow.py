@@ -1,8 +1,8 @@
-"""A layer of a dense block with the channels of some of its sources only, or with a weight per source.
+"""A layer of a dense block with the channels of some of its sources, or with a weight per source.
 
-A layer reads the concatenation of its sources through `norm1`, an activation and `conv1`. The norm and the activation
-treat every channel by itself, and the convolution adds channels up, so both norm and convolution can be cut along the
-channels of the sources. The layer's own `forward` stays what is run, on copies that share all its other parts.
+A layer reads the concatenation of its sources through `norm1`, an activation and `conv1`. Norm and activation work per
+channel, and the convolution is a sum over channels, so norm and convolution can be cut along the channels of the
+sources. The `forward` of the layer still runs, on copies that share all other parts.
 
 Shape letters: S sources of a layer, C their channels.
 """
@@ -22,30 +22,30 @@ STATISTICS = ("running_mean", "running_var")
 
 
 def norm_of(layer: nn.Module) -> _BatchNorm:
-    """The batch norm that a layer of a dense block begins with."""
+    """Return the first batch norm of a layer of a dense block."""
     return cast(_BatchNorm, layer.norm1)
 
 
 def conv_of(layer: nn.Module) -> _ConvNd:
-    """The convolution that reads all sources of a layer."""
+    """Return the convolution that reads all sources of a layer."""
     return cast(_ConvNd, layer.conv1)
 
 
 def growth_of(layer: nn.Module) -> int:
-    """The number of channels that a layer returns."""
+    """Return the number of channels of the output of a layer."""
     return cast(_ConvNd, layer.conv2).out_channels
 
 
 def narrowed(layer: nn.Module, widths: Sequence[int], kept: Sequence[int]) -> nn.Module:
-    """The layer for those of its sources that are `kept`; `widths` are the channels of all its sources.
+    """Return the layer for the sources in `kept`; `widths` are the numbers of channels of all its sources.
 
-    Its tensors are parts of the layer's own: gradients reach those, and are zero for the sources that are left out.
+    Its tensors are parts of the original tensors, which get the gradients; these are zero for the other sources.
     """
     norm, conv = norm_of(layer), conv_of(layer)
     channels = sum(widths[k] for k in kept)
 
     def cut(tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
-        """The tensors that have an entry per channel, cut; all others, such as a number of batches, as they are."""
+        """Cut the tensors that have an entry per channel; others, such as a number of batches, stay the same."""
         return {name: y if y is None or not y.dim() else _cut(y, widths, kept, 0) for name, y in tensors.items()}
 
     small_norm = twin(norm, parameters=cut(norm._parameters), buffers=cut(norm._buffers), num_features=channels)
@@ -55,10 +55,10 @@ def narrowed(layer: nn.Module, widths: Sequence[int], kept: Sequence[int]) -> nn
 
 
 def weighted(layer: nn.Module, widths: Sequence[int], mask_S: Tensor) -> nn.Module:
-    """The layer with what `conv1` reads of each source multiplied by that source's entry of the mask.
+    """Return the layer with each source multiplied by its mask entry before `conv1`.
 
-    The entry multiplies the columns of the weight, which is the same and costs nothing per pixel. In half precision
-    too it is multiplied in float32, so that its gradient is added up there.
+    The entry multiplies the columns of the weight, which has the same effect and costs nothing per pixel. This happens
+    in float32 even for half precision, so that the mask gradient is summed in float32.
     """
     conv = conv_of(layer)
     times_S = torch.tensor(widths, device=mask_S.device)
@@ -70,7 +70,7 @@ def weighted(layer: nn.Module, widths: Sequence[int], mask_S: Tensor) -> nn.Modu
 
 @torch.no_grad()
 def keep_statistics_(layer: nn.Module, small: nn.Module, widths: Sequence[int], kept: Sequence[int]) -> None:
-    """Write the running statistics that a narrowed layer moved in train mode back to the layer's own."""
+    """Copy the running statistics that a narrowed layer updated in train mode back to the layer."""
     norm, own = norm_of(small), norm_of(layer)
     if not norm.training or norm.running_mean is None:
         return
@@ -89,10 +89,10 @@ def twin(
     modules: Mapping[str, nn.Module | None] | None = None,
     **attributes: Any,
 ) -> Kind:
-    """A module of the same class that shares everything with `module` but for what is given here.
+    """Return a module of the same class that shares everything with `module`, except for what is given here.
 
-    So torch makes the replicas of `nn.DataParallel`. Unlike `torch.func.functional_call` it also serves a layer that
-    checkpoints its activations: the backward pass runs the twin again, not the module.
+    torch makes the replicas of `nn.DataParallel` in this way. Unlike `torch.func.functional_call`, it also works for a
+    layer with activation checkpointing: the backward pass repeats the twin, not the module.
     """
     given = {"_parameters": parameters, "_buffers": buffers, "_modules": modules}
     made = module.__new__(type(module))

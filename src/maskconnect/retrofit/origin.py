@@ -1,4 +1,4 @@
-"""Whether one tensor was computed from another, as far as autograd knows."""
+"""Find out from the autograd graph whether one tensor was computed from another."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 
 def comes_from(x: Any, y: Any) -> bool:
-    """Whether x has a tensor in it that is one of y, or was computed from one of y."""
+    """Return whether x contains a tensor that is in y, or was computed from a tensor in y."""
     ends, starts = ([leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)] for given in (x, y))
     if any(a is b for a in ends for b in starts):
         return True

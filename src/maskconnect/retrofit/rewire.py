@@ -1,4 +1,4 @@
-"""Put masks into a model that already exists, with its trained weights (section 3.2, for anybody's network)."""
+"""`mc.rewire`: add masks to an existing model and keep its trained weights (section 3.2, for any network)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from maskconnect.retrofit.dense_block import is_dense_block, rewire_dense_blocks
 from maskconnect.retrofit.stack import TappedStack
 from maskconnect.retrofit.taps import TapList
 
-CLOSE = 0.01
-"""Where masks start in a trained network: every candidate a hundredth as likely as the next nearer one."""
+NEAR_OLD_WIRING = 0.01
+"""The default `mask_init` in a trained network: each candidate is a hundredth as likely as the next nearer one."""
 
 
 def rewire(
@@ -33,29 +33,45 @@ def rewire(
     use_all: bool = False,
     seed: int = 0,
 ) -> nn.Module:
-    """Let the blocks of a trained model learn which of the blocks before them to read.
+    """Let the blocks of an existing model learn which of the blocks before them to read.
 
-        mc.rewire(vit, "blocks", fan_in=2)
-        mc.rewire(resnet, ["layer1", "layer2", "layer3", "layer4"], fan_in=2)
-
-    The model is changed in place and returned. Blocks, their names, weights and devices stay. A checkpoint of the old
-    model loads, before or after. With `connectivity="prev"`, and in dense blocks with "full", the model computes what
-    it did, to the bit. Once frozen, a block that nothing reads is not run, unless the model itself uses its output;
-    `mc.prune` removes it.
+    The model changes in place and is returned. Blocks keep their names, weights and devices, and checkpoints of the
+    old model still load. With `connectivity="prev"` (in dense blocks, "full"), the model computes the same as before,
+    to the bit. Once masks are frozen, a block that nothing reads does not run, unless the model itself uses its output;
+    `mc.prune` removes such blocks.
 
     Args:
         model: any model.
-        path: the name of a list of blocks that the model runs from first to last: an `nn.Sequential`, an
-            `nn.ModuleList`, or another module that runs its children in order; "" for a model that is one itself.
-            Several names make one chain of several lists. What the model hands from one block to the next may be read
-            by all later ones too; what it does in between, and further arguments of the blocks, stay as they are.
-            Or the name of a dense block of a DenseNet, whose layers then learn which features to read; of several, each
-            gets masks and a seed of its own, and `connectivity` may be a dict of wirings by name.
-        aggregation: as in `mc.MaskedStack`, by default "mean"; a dense block has "concat". "residual" takes y - x for
-            what a block adds to its input, so no `mc.Residual` is needed, and no ReLU follows; "stream" is unavailable.
-        mask_init: where the masks start, as in `mc.MaskedStack`: by default near the old wiring, because uniform masks
-            wreck a trained network; in a dense block, which reads everything, uniform.
-        fan_in, wiring, connectivity, align, use_all, seed: as in `mc.MaskedStack`.
+        path: the name of a list of blocks that the model runs in order: an `nn.Sequential`, an `nn.ModuleList`, or
+            another module that runs its children in order; "" if the model itself is one. Several names form one chain.
+            Each block may read what the model passes to any earlier block; further arguments, and what the model
+            computes between blocks, stay the same. A path may also name a dense block of a DenseNet, whose layers then
+            learn which features to read; several dense blocks get separate masks and seeds.
+        fan_in: K, the number of sources per block; see `mc.MaskedStack`.
+        wiring: the candidate sources of each block; None (default) for all blocks before it.
+        connectivity: "learned" (default), "prev", "full", "random" or an explicit wiring; see `mc.MaskedStack`. For
+            several dense blocks, it may be a dict of wirings by path.
+        aggregation: how sources are joined; see `mc.MaskedStack`. None (default) means "mean", or "concat" in a dense
+            block. "residual" uses y - x as the residual of a block, needs no `mc.Residual`, and applies no ReLU.
+            "stream" is unavailable.
+        align: how sources are brought to the same shape; see `mc.MaskedStack`.
+        mask_init: the initial real masks; see `mc.MaskedStack`. None (default) starts near the old wiring (0.01),
+            because uniform masks destroy a trained network; in a dense block, it means "uniform".
+        use_all: whether another block must read each block; False by default.
+        seed: the seed of draws and of random connectivity; 0 by default.
+
+    Returns:
+        The same model.
+
+    Raises:
+        ConfigError: if `path` does not name a list of blocks, or an argument is invalid.
+        ConnectivityError: if a wiring does not fit the blocks.
+
+    Example:
+        ```python
+        mc.rewire(vit, "blocks", fan_in=2)
+        mc.rewire(resnet, ["layer1", "layer2", "layer3", "layer4"], fan_in=2)
+        ```
     """
     containers = _containers(model, path)
     if any(map(is_dense_block, containers)):
@@ -65,7 +81,7 @@ def rewire(
         return rewire_dense_blocks(model, blocks, fan_in, connectivity=connectivity, **given)
     if isinstance(aggregation, str) and aggregation == "stream":
         raise ConfigError(
-            "aggregation is 'stream', which needs blocks that return what they add to a stream; use 'residual', "
+            "aggregation is 'stream', which needs blocks that return what they add to a stream. Use 'residual', "
             "'mean', 'sum' or 'scaled', or build the model with mc.MaskedStack."
         )
     stack = TappedStack(
@@ -75,7 +91,7 @@ def rewire(
         connectivity=connectivity,
         aggregation="mean" if aggregation is None else aggregation,
         align=align,
-        mask_init=CLOSE if mask_init is None else mask_init,
+        mask_init=NEAR_OLD_WIRING if mask_init is None else mask_init,
         use_all=use_all,
         seed=seed,
     )
@@ -87,13 +103,13 @@ def rewire(
 
 
 def _containers(model: nn.Module, path: str | Sequence[str]) -> list[nn.Module]:
-    """The lists of blocks at `path`, or at several, if a chain can take their place."""
+    """Return the lists of blocks at one or several paths; raise an error if they cannot be rewired."""
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model is a {type(model).__name__}; it must be an nn.Module.")
     if any(isinstance(part, DistributedDataParallel) for part in model.modules()):
         raise ConfigError(
-            "DistributedDataParallel would not know of the masks, and they would differ from process to process; "
-            "call mc.rewire(model.module, ...), then wrap it again."
+            "the model is wrapped in DistributedDataParallel, which would not synchronize the new masks; "
+            "call mc.rewire(model.module, ...), then wrap the result again."
         )
     paths = [path] if isinstance(path, str) else path
     if not isinstance(paths, Sequence) or not paths or not all(isinstance(one, str) for one in paths):
@@ -102,15 +118,15 @@ def _containers(model: nn.Module, path: str | Sequence[str]) -> list[nn.Module]:
     for one, container in zip(paths, found, strict=True):
         inside = [other for other in found if other is not container and other in container.modules()]
         if found.count(container) > 1 or inside:
-            raise ConfigError(f"{one!r} is named twice, or has another of the lists in it; name each list once.")
+            raise ConfigError(f"{one!r} is named twice, or contains another of the named lists; name each list once.")
     blocks = sum(len(container._modules) for container in found)
     if blocks < 2:
-        raise ConfigError(f"{path!r} has {blocks} blocks; at least 2 are needed.")
+        raise ConfigError(f"{path!r} has {blocks} blocks; it needs at least 2.")
     return found
 
 
 def _container(model: nn.Module, path: str) -> nn.Module:
-    """The list of blocks at `path`, if a stack can take its place."""
+    """Return the list of blocks at `path`; raise an error if it cannot be rewired."""
     parts = dict(model.named_modules(remove_duplicate=False))
     found: nn.Module | None = parts.get(path)
     if found is None:
@@ -119,7 +135,7 @@ def _container(model: nn.Module, path: str) -> nn.Module:
         raise ConfigError(f"there is no {path!r} in this {type(model).__name__}. {hint}")
     above = [parts[path[:end]] for end, letter in enumerate(path) if letter == "."]
     if isinstance(found, MaskedStack | TapList) or _is_inside(above, found):
-        raise ConfigError(f"{path!r} is a MaskedStack already, or a part of one.")
+        raise ConfigError(f"{path!r} is already a MaskedStack, or part of one; rewire it only once.")
     if is_dense_block(found):
         return found
     listed = isinstance(found, nn.Sequential | nn.ModuleList)
@@ -127,21 +143,24 @@ def _container(model: nn.Module, path: str) -> nn.Module:
         _check_children(found, path, _hint(model))
     if path == "" and not isinstance(found, nn.Sequential):
         raise ConfigError(
-            f"the model is itself an {'nn.ModuleList, which computes nothing' if listed else 'other module'}; "
-            "use mc.MaskedStack(model)."
+            f"path is '', but the model is a {type(found).__name__}, not an nn.Sequential; "
+            "name a list of blocks in it, or use mc.MaskedStack."
         )
     for number, block in enumerate(found._modules.values()):
         if block is None or type(block).forward is nn.ModuleList.forward:
             raise ConfigError(
-                f"block {number} of {path!r} is a {type(block).__name__}, which computes nothing by itself."
+                f"block {number} of {path!r} is a {type(block).__name__}, which computes nothing by itself; every "
+                "block must be a module that can be called."
             )
     if "forward" in vars(found):
-        raise ConfigError(f"{path!r} has had its forward replaced by another, which a stack would not run.")
+        raise ConfigError(
+            f"{path!r} has had its forward replaced by another, which a stack would not run. Restore its forward first."
+        )
     return found
 
 
 def _check_children(found: nn.Module, path: str, hint: str) -> None:
-    """A module that is not a list may run its children one after the other; that they are alike speaks for it."""
+    """Raise an error unless all children are of one class, a sign that the module runs them in order."""
     kinds = {type(child) for child in found.children()}
     if len(kinds) == 1 and not isinstance(found, nn.ModuleDict):
         return
@@ -158,7 +177,7 @@ def _check_children(found: nn.Module, path: str, hint: str) -> None:
 
 
 def _is_inside(above: Sequence[nn.Module], found: nn.Module) -> bool:
-    """Whether `found` is what a stack itself is made of, and not only inside of one of its blocks."""
+    """Return whether `found` is a block or a list of a stack, not only a module inside one of its blocks."""
     stacks = [part for part in above if isinstance(part, MaskedStack | TapList)]
     if not stacks:
         return False
@@ -168,7 +187,7 @@ def _is_inside(above: Sequence[nn.Module], found: nn.Module) -> bool:
 
 
 def _hint(model: nn.Module) -> str:
-    """Which lists of blocks a model has; those inside of other lists, and of stacks, are left out."""
+    """Name the lists of blocks in a model, without those inside other lists or stacks."""
     names: list[str] = []
     taken: list[str] = []
     for name, part in model.named_modules():

@@ -1,4 +1,4 @@
-"""A stack in the place of one or several lists of blocks of a model, which runs the blocks itself."""
+"""A stack in place of one or several lists of blocks in a model; the model itself calls the blocks."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from maskconnect.retrofit.walker import Walker
 
 
 class TapSection(TapList):
-    """The second list of a chain over several lists, or a further one; the first has the masks."""
+    """A list of a chain of several lists, other than the first, which has the masks."""
 
 
 def sections_of(first: TapList, walker: Walker, containers: Sequence[nn.Module]) -> list[TapList]:
-    """The lists of one chain, the `first` with all that the chain is, in the places of containers."""
+    """Return the lists of one chain, which replace `containers`; `first` holds the state of the chain."""
     sections = [first, *(TapSection() for _ in containers[1:])]
     number = 0
     for section, container in zip(sections, containers, strict=True):
-        section.hold_(container, walker, number)
+        section.take_place_of_(container, walker, number)
         number += len(container._modules)
     return sections
 
@@ -30,7 +30,7 @@ def sections_of(first: TapList, walker: Walker, containers: Sequence[nn.Module])
 class TappedStack(TapList, KeepsNames, Walker):
     """A stack that is also the first list of its blocks."""
 
-    runs_its_modules = False  # the model does
+    runs_its_modules = False  # the model calls them
 
     def __init__(self, containers: Sequence[nn.Module], *args: Any, **kwargs: Any) -> None:
         blocks = [block for container in containers for block in container._modules.values()]
@@ -46,29 +46,31 @@ class TappedStack(TapList, KeepsNames, Walker):
         return self._sections
 
     def flat(self) -> list[nn.Module]:
-        """All blocks, in the order in which they run."""
+        """Return all blocks in the order in which they run."""
         return [block for section in self._sections for block in section.blocks_here()]
 
     def places(self) -> list[tuple[nn.Module, str]]:
-        """Where each block is registered: in which module, under which name."""
+        """Return the parent module and the name under which each block is registered."""
         return [(section, name) for section in self._sections for name in section._block_names]
 
     def hooked(self) -> list[int]:
-        """The blocks with forward hooks, such as those by which transformers collects hidden states."""
-        return [number for number, block in enumerate(self.flat()) if any(map(_asks, block._forward_hooks.values()))]
+        """Return the blocks with forward hooks, such as those with which transformers collects hidden states."""
+        return [
+            number for number, block in enumerate(self.flat()) if any(map(_wants_output, block._forward_hooks.values()))
+        ]
 
     def reads_prev(self) -> bool:
-        """Whether every block reads the one before it, as the model had it."""
+        """Return whether every block reads the one before it, as in the original model."""
         fixed = self.masks.fixed
         return fixed is not None and fixed.sources == self._prev
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TappedStack:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if recurse:
-            self.masks._apply(fn)  # the children are taps
+            self.masks._apply(fn)  # not among `children()`, which returns the taps
         return self
 
 
-def _asks(hook: Callable[..., Any]) -> bool:
-    """Whether a forward hook may be there for the output; those of FSDP are for the weights."""
+def _wants_output(hook: Callable[..., Any]) -> bool:
+    """Return whether a forward hook may need the output; hooks of FSDP need only the weights."""
     return not str(getattr(hook, "__module__", "")).startswith("torch.distributed.")

@@ -1,16 +1,16 @@
-"""The output of a block that is left out: its form, with nothing computed.
+"""A stand-in for the output of a skipped block: the same form, with nothing computed.
 
-The model goes on to hand the block's output to the next one, so it needs something of the right form. A form is plain
-data, which goes to JSON and back:
+The model still passes the output of the block to the next one, so it needs something of the right form. A form is plain
+data, which fits into JSON:
 
-    {"kind": "input"}                              the tensor that the block was given
+    {"kind": "input"}                              the input of the block
     {"kind": "zeros", "scale": [[1, 1], [2, 1]]}   zeros; axis i has n_i * up / down entries, rounded up
-    {"kind": "unrelated"}                          a tensor whose shape does not follow from the input's: one zero
-    {"kind": "argument", "name": "cache"}          an argument of the block (a number is its place)
+    {"kind": "unrelated"}                          a tensor whose shape does not depend on the input: one zero
+    {"kind": "argument", "name": "cache"}          an argument of the block (a number is its position)
     {"kind": "value", "value": None}               a constant
     {"kind": "tuple", "items": [...]}              also "list", and "dict" with "keys"
 
-With "changed": true, the model computes something of it before it hands it to the next block.
+With "changed": true, the model computes something from it before it passes it to the next block.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from maskconnect.errors import shown
 
 Form = dict[str, Any]
 Arguments = Mapping[str | int, Any]
-"""What a block was given, by place or name."""
+"""The arguments of a block, by position or name."""
 
 CONSTANTS = (type(None), bool, int, float, str)
 
 
 def form_of(y: Any, x: Tensor, arguments: Arguments) -> Form | None:
-    """The form of y, which a block made of x and its other arguments; None where it cannot be described."""
+    """Return the form of y, the output of a block for x and other arguments; None if it cannot be described."""
     for name, value in arguments.items():
         if y is value and y is not x and not isinstance(y, CONSTANTS):
             return {"kind": "argument", "name": name}
@@ -60,13 +60,13 @@ def _form_of_tensor(y: Tensor, x: Tensor) -> Form:
 
 
 def _ratio(n: int, m: int) -> list[int]:
-    """`up` and `down` that lead from m to n: 1 and a stride where there is one."""
+    """Return `up` and `down` that scale m to n: 1 and a stride if there is one."""
     stride = max(1, round(m / n)) if n else 1
     return [1, stride] if -(-m // stride) == n else list(Fraction(n, m).as_integer_ratio())
 
 
 def stand_in(form: Form, x: Tensor, arguments: Arguments) -> Any:
-    """An output of this form, for a block that is given x and its other arguments."""
+    """Return an output of this form, for a block that gets x and other arguments."""
     kind = form["kind"]
     if kind == "input":
         return x
@@ -86,7 +86,7 @@ def stand_in(form: Form, x: Tensor, arguments: Arguments) -> Any:
 
 
 def read_form(found: Any) -> Form:
-    """A form from plain data; a ValueError if it is not one."""
+    """Read a form from plain data; raise a ValueError if it is invalid."""
     checks: dict[str, tuple[str, Callable[[Any], bool]]] = {
         "input": ("", bool),
         "unrelated": ("", bool),
@@ -125,7 +125,7 @@ def _is_scale(found: Any) -> bool:
 
 
 def changes(form: Form) -> bool:
-    """Whether the next block is given something else than this one was."""
+    """Return whether the next block gets something else than this one."""
     if form.get("changed"):
         return True
     if form["kind"] in ("tuple", "list", "dict"):
@@ -135,7 +135,7 @@ def changes(form: Form) -> bool:
 
 
 def is_known(form: Form) -> bool:
-    """Whether the first tensor of an output has a shape that follows from the input's."""
+    """Return whether the shape of the first tensor of an output depends on the input in a known way."""
     if form["kind"] in ("tuple", "list", "dict"):
         return bool(form["items"]) and is_known(form["items"][0])
     return bool(form["kind"] in ("input", "zeros"))

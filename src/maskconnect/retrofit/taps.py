@@ -1,7 +1,7 @@
-"""A list of blocks in the place of a model's own, with each block behind a tap.
+"""A list that replaces a list of blocks in a model, with each block behind a tap.
 
-Blocks keep the names that they had, so checkpoints fit. The list is still an instance of the container's class, with
-its attributes and hooks, and runs the container's own forward, if it has one.
+Blocks keep their names, so checkpoints still load. The list is still an instance of the class of the container, with
+its attributes and hooks, and runs the forward of the container, if it has one.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from maskconnect.errors import ConfigError, ConnectivityError
 from maskconnect.retrofit.given import Given
 from maskconnect.retrofit.walker import Walker
 
-MODULE = frozenset(vars(nn.Module()))
+MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
 """The attributes that every module has."""
-CHANGES = ("append", "extend", "insert", "pop", "update", "clear", "__setitem__", "__delitem__", "__iadd__")
-"""What would change a list of blocks after its masks were made."""
+MUTATING_METHODS = ("append", "extend", "insert", "pop", "update", "clear", "__setitem__", "__delitem__", "__iadd__")
+"""The methods that would change a list of blocks after its masks were built."""
 
 
 class Tap(nn.Module):
-    """One block of a chain, as the model sees it: all but a call goes to the block itself."""
+    """One block of a chain, as the model sees it: everything except for a call goes to the block itself."""
 
     def __init__(self, walker: Walker, number: int, block: nn.Module) -> None:
         super().__init__()
         self.block = block
-        self.__dict__["_place"] = walker, number  # no child: a list holds its blocks, not the other way round
+        self.__dict__["_place"] = walker, number  # not a child module: lists hold blocks, not the reverse
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the block in its chain."""
@@ -70,12 +70,12 @@ skip_code(Tap.forward.__code__)  # see `Walker.run`
 class TapList(nn.Module):
     """A list of blocks, each behind a tap."""
 
-    runs_as_it_is = True  # nobody need trace it
+    never_traced = True  # pruning calls it instead of tracing it
 
-    def hold_(self, container: nn.Module, walker: Walker, first: int) -> None:
-        """Take the place of a container, whose blocks are those of a chain from number `first` on."""
+    def take_place_of_(self, container: nn.Module, walker: Walker, first: int) -> None:
+        """Replace a container; its blocks are the blocks of a chain from number `first` on."""
         self._kind, self._block_names = type(container), tuple(container._modules)
-        own = [name for name in vars(container) if name not in MODULE]
+        own = [name for name in vars(container) if name not in MODULE_ATTRIBUTES]
         self._container_holds = own, tuple(container._parameters), tuple(container._buffers)
         for name in (*self._block_names, *container._parameters, *container._buffers, *own):
             if hasattr(self, name):
@@ -83,7 +83,7 @@ class TapList(nn.Module):
         for name, value in vars(container).items():
             if name in ("_parameters", "_buffers"):
                 getattr(self, name).update(value)
-            elif name not in MODULE or "hook" in name:
+            elif name not in MODULE_ATTRIBUTES or "hook" in name:
                 self.__dict__[name] = value
         self._non_persistent_buffers_set = self._non_persistent_buffers_set | container._non_persistent_buffers_set
         self._modules.update(container._modules)
@@ -93,20 +93,20 @@ class TapList(nn.Module):
         self.__class__ = tapped(*kinds)
 
     def blocks_here(self) -> list[nn.Module]:
-        """The blocks themselves."""
+        """Return the blocks of this list."""
         return [cast(nn.Module, self._modules[name]) for name in self._block_names]
 
     def container(self, blocks: Mapping[str, nn.Module]) -> nn.Module:
-        """A container as the model had it, with these blocks."""
+        """Return a container like the original one, with these blocks."""
         made = self._kind.__new__(self._kind)
         own, parameters, buffers = self._container_holds
-        made.__dict__.update({name: vars(self)[name] for name in (*MODULE, *own)}, _modules=dict(blocks))
+        made.__dict__.update({name: vars(self)[name] for name in (*MODULE_ATTRIBUTES, *own)}, _modules=dict(blocks))
         made._parameters = {name: self._parameters[name] for name in parameters}
         made._buffers = {name: self._buffers[name] for name in buffers}
         return made
 
     def add_module(self, name: str, module: nn.Module | None) -> None:
-        """Put another block in the place of one."""
+        """Replace a block by another."""
         super().add_module(name, module)
         self._refresh_taps()
 
@@ -120,7 +120,7 @@ class TapList(nn.Module):
             tap.block = block
 
     def children(self) -> Iterator[nn.Module]:
-        """The taps: a container's own forward may run its children."""
+        """Return the taps, because the forward of a container may run its children."""
         return iter(self._taps)
 
     def __len__(self) -> int:
@@ -134,7 +134,7 @@ class TapList(nn.Module):
         if first == 0:
             walker.passes.looping = True
         yield from self._taps
-        walker.passes.looping = False  # if none of the blocks ran, the loop was about something else
+        walker.passes.looping = False  # if no block ran, the loop had another purpose
 
     def __getitem__(self, place: Any) -> Any:
         return TapSlice(self._taps[place]) if isinstance(place, slice) else self._taps[place]
@@ -148,17 +148,17 @@ class TapList(nn.Module):
 
 
 class TapSlice(list[nn.Module]):
-    """Some of the taps, which can be run one after the other, as a part of an `nn.Sequential` can."""
+    """A slice of the taps, which can be called like a slice of an `nn.Sequential`."""
 
     def __call__(self, x: Any) -> Any:
-        """Run them."""
+        """Run the taps in order."""
         for tap in self:
             x = tap(x)
         return x
 
 
 class NamedTaps:
-    """For containers with a forward of their own, which may call their blocks by name."""
+    """A base class for containers with their own forward, which may call blocks by name."""
 
     def __getattr__(self, name: str) -> Any:
         names = self.__dict__.get("_block_names", ())
@@ -167,12 +167,14 @@ class NamedTaps:
 
 @cache
 def tapped(base: Any, kind: Any) -> Any:
-    """The class of a list that takes the place of a container of class `kind`."""
+    """Return the class of a list that replaces a container of class `kind`."""
 
     def refuse(self: nn.Module, *_: Any, **__: Any) -> None:
-        raise ConnectivityError("this list has masks for the blocks that it had when it was rewired; change it before.")
+        raise ConnectivityError(
+            "this list has masks for the blocks that it had when it was rewired. Change it before mc.rewire."
+        )
 
-    own: dict[str, Any] = {name: refuse for name in CHANGES if hasattr(kind, name)}
+    own: dict[str, Any] = {name: refuse for name in MUTATING_METHODS if hasattr(kind, name)}
     own |= {"base": base, "forward": kind.forward, "__repr__": nn.Module.__repr__, "__module__": base.__module__}
     listed = kind.forward in (nn.Sequential.forward, nn.ModuleList.forward)
     bases = (base, kind) if listed else (NamedTaps, base, kind)
@@ -180,6 +182,6 @@ def tapped(base: Any, kind: Any) -> Any:
 
 
 def _empty(base: Any, kind: Any) -> Any:
-    """For copies: an instance without anything in it."""
+    """Return an empty instance, for copies."""
     made = base if kind is None else tapped(base, kind)
     return made.__new__(made)

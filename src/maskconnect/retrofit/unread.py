@@ -1,9 +1,9 @@
-"""Find out whether a model itself uses the output of a block, beside handing it to the next one.
+"""Find out whether a model uses the output of a block, other than passing it to the next block.
 
-A block that no other block reads may be left out only if the model does nothing else with its output. One pass shows
-that. The output is handed out as tensors that are watched, and so is all that the model computes from them. They may
-end in the next block, which does not read them. They must not be left when the last block runs, or be computed with
-after that, or be written into a tensor, or decide anything.
+A block that no other block reads may be skipped only if the model does nothing else with its output. One pass shows
+this. The output, and everything that the model computes from it, consists of watched tensors. They may be passed to the
+next block, which does not read them. They must not exist any more when the last block runs, be used after that, be
+written into another tensor, or influence control flow.
 """
 
 from __future__ import annotations
@@ -19,26 +19,36 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from maskconnect.retrofit.stand_in import Form
 
-LOOKS = {"shape", "dtype", "device", "layout", "ndim", "is_nested", "is_cuda", "is_meta", "requires_grad"}
-"""Attributes that say nothing about the values of a tensor."""
-LOOKING = {"size", "dim", "numel", "is_floating_point", "is_complex", "__len__", "__hash__", "stride", "is_contiguous"}
+METADATA_ATTRIBUTES = {"shape", "dtype", "device", "layout", "ndim", "is_nested", "is_cuda", "is_meta", "requires_grad"}
+"""Attributes that do not depend on the values of a tensor."""
+METADATA_METHODS = {
+    "size",
+    "dim",
+    "numel",
+    "is_floating_point",
+    "is_complex",
+    "__len__",
+    "__hash__",
+    "stride",
+    "is_contiguous",
+}
 
 
 @dataclass
 class Watch:
-    """What became of one output."""
+    """What happened to one output."""
 
     form: Form
-    absent: Callable[[], NoReturn] | None = None  # of a block that was left out: what to do if it is used
+    absent: Callable[[], NoReturn] | None = None  # for a skipped block: what to do if the output is used
     used: bool = False
-    changed: bool = False  # whether the model computed something of it for the next block
-    over: bool = False  # whether the last block has been reached
-    left: bool = False  # whether there was something then that no block was given
+    changed: bool = False  # whether the model changed it for the next block
+    over: bool = False  # whether the last block was reached
+    left: bool = False  # whether a watched tensor still existed then, other than the input
     tensors: list[ReferenceType[Watched]] = field(default_factory=list)
-    plain: list[ReferenceType[Tensor]] = field(default_factory=list)  # as the block returned them, and hooks saw them
+    plain: list[ReferenceType[Tensor]] = field(default_factory=list)  # as the block returned them and hooks saw them
 
     def wrap(self, y: Any, form: Form) -> Any:
-        """The same output, with tensors that are watched; what the block was given itself is not."""
+        """Return the same output with watched tensors; arguments of the block are not watched."""
         if form["kind"] in ("tuple", "list"):
             return type(y)(self.wrap(*pair) for pair in zip(y, form["items"], strict=True))
         if form["kind"] == "dict":
@@ -51,42 +61,42 @@ class Watch:
         return found
 
     def use(self) -> None:
-        """Note that the model uses the output; of a block that was left out there is none."""
+        """Note that the model uses the output; for a skipped block, raise an error."""
         self.used = True
         if self.absent is not None:
             self.absent()
 
     def end(self, given: Any) -> None:
-        """The last block is given something: whatever else is left may be for another use."""
+        """Note that the last block gets `given`: other tensors that still exist may be used elsewhere."""
         found = [tensor for handle in self.tensors if (tensor := handle()) is not None]
         self.over, self.left = True, any(tensor is not given for tensor in found)
 
     def unused(self, *, with_output: bool) -> bool:
-        """Whether, after the pass, nobody has used the output, and nobody holds it.
+        """Return whether, after the pass, nothing has used the output and nothing holds it.
 
-        `with_output` says that what the model returned is still there. Otherwise something of this output may have been
-        returned and dropped, so nothing may have been left when the last block was reached.
+        `with_output` says that the output of the model still exists. If it does not, the model may have returned a
+        watched tensor that was then deleted, so no other tensor may have existed when the last block was reached.
         """
         handles = [*self.tensors, *(self.plain if with_output else ())]
         return not self.used and (with_output or not self.left) and all(handle() is None for handle in handles)
 
 
 class Watched(Tensor):
-    """A tensor that is watched, and so is what is computed from it."""
+    """A watched tensor; tensors that are computed from it are watched too."""
 
     watches: tuple[Watch, ...]
-    handed: bool  # whether a block was given it
-    itself: bool  # whether it is what a block returned, and not computed from that
+    handed: bool  # whether a block got it
+    itself: bool  # whether it is the output of a block itself, not computed from it
 
     @classmethod
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Do what was asked for with plain tensors, and watch what comes out."""
+        """Apply the function to plain tensors, and watch the result."""
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
-            if _only_looks(func):
+            if _reads_metadata(func):
                 return result
             given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Watched)]
             watches = tuple({id(watch): watch for leaf in given for watch in leaf.watches}.values())
@@ -99,7 +109,7 @@ class Watched(Tensor):
 
 
 def watched(y: Tensor, watches: tuple[Watch, ...]) -> Watched:
-    """The same tensor, watched."""
+    """Return the same tensor, watched."""
     found: Watched = y.as_subclass(Watched)
     found.watches, found.handed, found.itself = watches, False, False
     for watch in watches:
@@ -107,25 +117,28 @@ def watched(y: Tensor, watches: tuple[Watch, ...]) -> Watched:
     return found
 
 
-def _only_looks(func: Callable[..., Any]) -> bool:
+def _reads_metadata(func: Callable[..., Any]) -> bool:
+    """Return whether a function reads only the metadata of a tensor, such as its shape."""
     name = getattr(func, "__name__", "")
-    return name in LOOKING or (name == "__get__" and getattr(func.__self__, "__name__", "") in LOOKS)  # type: ignore[attr-defined]
+    if name == "__get__":
+        return getattr(func.__self__, "__name__", "") in METADATA_ATTRIBUTES  # type: ignore[attr-defined]
+    return name in METADATA_METHODS
 
 
 def _writes(func: Callable[..., Any]) -> bool:
-    """Whether a function writes into one of its arguments."""
+    """Return whether a function writes into one of its arguments."""
     name = getattr(func, "__name__", "")
     return name in ("__setitem__", "__set__") or name.startswith("__i") or (name[-1:] == "_" != name[-2:-1])
 
 
 def can_be_watched(y: Any) -> bool:
-    """Whether all tensors in an output are ordinary ones."""
+    """Return whether all tensors in an output are ordinary tensors."""
     tensors = [leaf for leaf in tree_leaves(y) if isinstance(leaf, Tensor)]
     return all(type(leaf) is Tensor and not leaf.is_nested for leaf in tensors)
 
 
 def handed(x: Any) -> Any:
-    """A plain tensor where a block is given one that is watched, in the place of the block before's output."""
+    """Return a plain tensor for a watched one that a block gets as the output of the block before."""
     if not isinstance(x, Watched):
         return x
     with torch._C.DisableTorchFunctionSubclass():
@@ -136,7 +149,7 @@ def handed(x: Any) -> Any:
 
 
 def used(x: Any) -> Any:
-    """A plain tensor where a block is given one that is watched, as a further argument: a use."""
+    """Return a plain tensor for a watched one that a block gets as a further argument, which counts as a use."""
     if isinstance(x, Watched):
         for watch in x.watches:
             watch.use()
@@ -144,6 +157,6 @@ def used(x: Any) -> Any:
 
 
 def tensors_kept_by(block: nn.Module) -> dict[tuple[int, str], int]:
-    """The tensors that a block has as plain attributes, such as a loss that it leaves for the model to collect."""
+    """Return the tensors among the attributes of a block, such as a loss that the model collects later."""
     parts = [(id(part), name, value) for part in block.modules() for name, value in vars(part).items()]
     return {(part, name): id(value) for part, name, value in parts if isinstance(value, Tensor)}

@@ -1,7 +1,7 @@
-"""A forward pass through blocks that a model runs one by one, as it does with a plain list of them.
+"""The state of a forward pass through blocks that a model calls one by one.
 
-The model asks for its blocks and calls them, with whatever it does in between. What it hands to block j counts as the
-output of block j-1; the block reads the aggregate of the sources that its mask makes active.
+The model may compute anything between its blocks. What it passes to block j counts as the output of block j-1. The
+block then reads the aggregate of the sources that its mask makes active.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from maskconnect.retrofit.unread import Watch
 
 @dataclass
 class WholeOutputs(Outputs):
-    """Outputs of blocks that return what they read and what they add to it, y_k = x_k + F_k, in one.
+    """Outputs of blocks that return the sum of their input and their residual, y_k = x_k + F_k.
 
-    A reader of fan-in K gets y_k(K) = F_k + x_k / K = y_k - (1 - 1/K) x_k, so the sum over its K sources adds up what
-    they add and averages what they read. A lone source is passed on as it is. A block that changes the shape has no x_k
-    to add to: its whole output is averaged.
+    A reader with fan-in K gets y_k(K) = F_k + x_k / K = y_k - (1 - 1/K) x_k, so the sum over its K sources adds
+    residuals and averages inputs. A single source is not changed. A block that changes the shape has no x_k to add to:
+    its whole output is averaged.
     """
 
     by_fan_in = True
     read: list[Any] = field(default_factory=list)  # x_k
 
     def part(self, k: int, fan_in: int) -> Any:
-        """The output of block k as a reader of this fan-in gets it."""
+        """Return the output of block k for a reader with this fan-in."""
         y = self.found[k]
         if fan_in == 1 or not isinstance(y, Tensor):
             return y
@@ -44,72 +44,71 @@ class WholeOutputs(Outputs):
 
 @dataclass
 class Walk:
-    """A forward pass that has come as far as `outputs` say."""
+    """A forward pass up to the last of `outputs`."""
 
     inputs: Inputs
     outputs: Outputs
     needed: tuple[bool, ...]  # the blocks that run
-    loose: list[ReferenceType[Any] | None] = field(default_factory=list)  # the outputs, once the pass is over
-    last: Any = None  # what the last block returned
-    kept: Any = None  # the tensors that a block had before it ran
+    weak_outputs: list[ReferenceType[Any] | None] = field(default_factory=list)  # the outputs, after the pass has ended
+    last: Any = None  # what the latest block returned
+    kept: Any = None  # the tensors among the attributes of a block before it ran
 
     def handed(self, x: Any, times: int = 1) -> None:
-        """The model handed x to the next block; several times where it left out blocks before (LayerDrop)."""
+        """Note that the model passed x to the next block; several times if it skipped blocks (LayerDrop)."""
         for _ in range(times):
             self.outputs.append(x)
 
     def block_read(self, x: Any) -> None:
-        """The next block reads x."""
+        """Note that the next block reads x."""
         if isinstance(self.outputs, WholeOutputs):
             self.outputs.read.append(x)
 
     def read(self, number: int) -> Any:
-        """The input of a block."""
+        """Return the input of a block."""
         return self.inputs.one(number, self.inputs.sources(number, self.outputs))
 
     def forget(self, number: int) -> None:
-        """Let go of what no block after `number` reads; of the latest output the shape is still needed."""
+        """Release outputs that no block after `number` reads, except for the latest, whose shape is needed."""
         for k in range(len(self.outputs.found) - 1):
             if not any(k in row for row in self.inputs.masks.sources[number + 1 :]):
-                self.outputs.found[k] = None
-                self.outputs.drop_aligned(k)
+                self.outputs.drop(k, None)
                 if isinstance(self.outputs, WholeOutputs):
                     self.outputs.read[k] = None
 
-    def let_go(self) -> None:
-        """The pass is over: outputs live on only if somebody else, such as activation checkpointing, keeps them."""
-        self.loose = [ref(y) if isinstance(y, Tensor) else None for y in self.outputs.found]
+    def release(self) -> None:
+        """End the pass: outputs stay in memory only if something else keeps them, such as activation checkpointing."""
+        self.weak_outputs = [ref(y) if isinstance(y, Tensor) else None for y in self.outputs.found]
         self.outputs, self.last = replace(self.outputs.restarted([]), first=None), None
         if isinstance(self.outputs, WholeOutputs):
             self.outputs.read = []
 
-    def again(self, number: int) -> Walk:
-        """The pass as it was when block `number` ran, which activation checkpointing runs again."""
-        found = [None if y is None else y() for y in self.loose[:number]]
+    def replay_at(self, number: int) -> Walk:
+        """Return the pass as it was when block `number` ran, which activation checkpointing now repeats."""
+        found = [None if y is None else y() for y in self.weak_outputs[:number]]
         lost = any(found[k] is None for k in self.inputs.needed(number))
         if lost or isinstance(self.outputs, WholeOutputs):
             raise ConnectivityError(
-                f"block {number} is run again in the backward pass, and what it read is gone: with this aggregation, "
-                "let activation checkpointing go around all blocks, or inside each of them."
+                f"block {number} is run again in the backward pass, but its sources no longer exist. With this "
+                "aggregation, checkpoint all blocks together, or the modules inside each block."
             )
         return Walk(self.inputs, self.outputs.restarted(found), self.needed)
 
 
 class Passes(threading.local):
-    """The passes of one chain that are under way; every thread has its own."""
+    """The running passes of one chain; every thread has its own."""
 
     def __init__(self) -> None:
         self.now: Walk | None = None
-        self.first: Any = None  # of a pass that is run again: its input
+        self.first: Any = None  # the input of a pass that is repeated
         self.watches: dict[int, Watch] = {}
-        self.looping = False  # a loop over the blocks has begun and has not run any
+        self.looping = False  # whether a loop over the blocks has begun and has not run any
 
     def __reduce__(self) -> tuple[type[Passes], tuple[()]]:
-        return Passes, ()  # a copy of a chain has no pass under way
+        return Passes, ()  # a copy of a chain has no running pass
 
 
 class Past:
-    """The passes that a backward pass, perhaps in another thread, may come back to, by what blocks were given."""
+    """The passes that a backward pass, perhaps in another thread, may repeat, by the inputs of blocks."""
 
     def __init__(self) -> None:
         self.walks: Any = WeakIdKeyDictionary()

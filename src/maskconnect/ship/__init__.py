@@ -1,1 +1,1 @@
-"""What leaves a run: networks as files that load anywhere, exports, predictions, and what pruning has gained."""
+"""Use trained networks: save, load, export, predict, prune and measure."""

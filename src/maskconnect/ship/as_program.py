@@ -1,4 +1,4 @@
-"""A network as a function from named tensors to named tensors, which is what exporters can write down."""
+"""A network as a function from named tensors to named tensors, as exporters need it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from maskconnect.errors import ConfigError
 from maskconnect.ship.given_inputs import GivenInputs
 
 CACHES = ("past_key_values", "cache_params")
-"""Outputs of language models that speed up the next call; exported networks have none."""
+"""Outputs of language models that speed up the next call; exported networks do not return them."""
 
 
 class AsProgram(nn.Module):
-    """Runs a network on the inputs of a file, and returns its outputs: a tensor, a tuple, or a dict of them.
+    """Run a network on the inputs of a file, and return its outputs: a tensor, or a tuple or dict of tensors.
 
-    Arguments are the tensors, in the order of the file or by name.
+    Arguments are tensors, in the order of the file or by name.
     """
 
     def __init__(self, network: nn.Module, given: GivenInputs) -> None:
@@ -32,11 +32,11 @@ class AsProgram(nn.Module):
         def forward(*args: Tensor, **kwargs: Tensor) -> Any:
             return self.run(tuple(self.signature.bind(*args, **kwargs).arguments.values()))
 
-        vars(forward)["__signature__"] = self.signature  # exporters ask for the names of the inputs
+        vars(forward)["__signature__"] = self.signature  # exporters read the names of the inputs
         self.forward = forward
 
     def run(self, tensors: tuple[Tensor, ...]) -> Any:
-        """The outputs."""
+        """Return the outputs."""
         self._bind_axes(dict(zip(self.given.tensors, tensors, strict=True)))
         args, kwargs = self.given.arguments(tensors)
         return only_tensors(self.network(*args, **kwargs))
@@ -51,19 +51,19 @@ class AsProgram(nn.Module):
 
 
 def only_tensors(y: Any) -> Any:
-    """An output without what is not a tensor; dicts, and what is like them, become plain ones with flat names."""
+    """Return the tensors of an output; mappings become plain dicts with flat names."""
     if isinstance(y, Tensor):
         return y
     return named_outputs(y) if isinstance(y, Mapping) else tuple(named_outputs(y).values())
 
 
 def named_outputs(y: Any) -> dict[str, Tensor]:
-    """The tensors of an output by name: the keys of a dict, else output_0, output_1 and so on."""
+    """Return the tensors of an output by name: the keys of a dict, else output_0, output_1 and so on."""
     found = _flat(y, "")
     if isinstance(y, Mapping):
         if len(dict(found)) < len(found):
             names = ", ".join(name for name, _ in found)
-            raise ConfigError(f"two outputs of the network would have one name: {names}.")
+            raise ConfigError(f"two outputs of the network would have the same name: {names}. Rename one.")
         return dict(found)
     return {f"output_{number}": x for number, (_, x) in enumerate(found)}
 
@@ -80,7 +80,7 @@ def _flat(y: Any, name: str) -> list[tuple[str, Tensor]]:
 
 
 def program_of(network: nn.Module, given: GivenInputs) -> ExportedProgram:
-    """The network as torch.export traces it, for named axes of any length."""
+    """Return the program that torch.export traces, for named axes of any length."""
     traced = given.to_trace()
     dynamic = {name: dict.fromkeys(given.axes.get(name, {}), Dim.DYNAMIC) for name in given.tensors}
     if given.images:

@@ -1,7 +1,7 @@
-"""The JSON that stands beside saved weights and says what they are of.
+"""The JSON description of a saved network.
 
-It has a checksum of itself and of the files beside it, and the version that wrote it: what is damaged, or newer than
-this program, is refused before anything of it is believed.
+It has checksums of itself and of the other files, and the version that wrote it. Damaged files, and files of a newer
+version, are refused before anything in them is used.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from maskconnect.errors import CheckpointError, ConfigError, shown
-from maskconnect.reading import MOST_TEXT, parse_json, read_bytes
+from maskconnect.reading import MAX_TEXT_BYTES, parse_json, read_bytes
 from maskconnect.training.files import write_atomically
 
 NAME = "maskconnect.json"
@@ -23,42 +23,46 @@ KINDS = ("learned", "frozen", "pruned")
 
 
 def version() -> str:
-    """That of this program."""
+    """Return the version of maskconnect."""
     from maskconnect import __version__
 
     return __version__
 
 
 def write_description(folder: Path, content: dict[str, Any], files: list[str]) -> None:
-    """Describe what is in a folder; `files` are already there."""
+    """Write the description of a folder; `files` are already there."""
     sums = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in files}
     whole = {"format": FORMAT, "maskconnect": version(), **content, "files": sums, "checksum": ""}
     try:
         text = (json.dumps(whole, indent=1, ensure_ascii=False) + "\n").encode()
     except UnicodeEncodeError as error:
         found = shown(error.object[error.start :])
-        raise ConfigError(f"{found} in the name of a class is no text; give another.") from None
+        raise ConfigError(
+            f"{found} in the name of a class is not valid text, which UTF-8 can encode. Rename the class."
+        ) from None
     checksum = hashlib.sha256(text).hexdigest()
     write_atomically(folder / NAME, CHECKSUM.sub(f'"checksum": "{checksum}"'.encode(), text))
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """The description of what is in a folder, once it and the files are found to be sound."""
+    """Read the description of a folder, and check it and the files."""
     place = folder / NAME
     try:
-        text = read_bytes(place, MOST_TEXT)
+        text = read_bytes(place, MAX_TEXT_BYTES)
     except (FileNotFoundError, NotADirectoryError):
-        found = "holds no saved network" if folder.is_dir() else "is no folder" if folder.exists() else "does not exist"
-        run = " It is the folder of a run; see: maskconnect prune --help." if (folder / "recipe.toml").exists() else ""
-        raise ConfigError(f"{folder} {found}; needed is a folder that mc.save wrote, with a {NAME}.{run}") from None
+        found = (
+            "holds no saved network" if folder.is_dir() else "is not a folder" if folder.exists() else "does not exist"
+        )
+        run = " It is the folder of a run; use `maskconnect prune`." if (folder / "recipe.toml").exists() else ""
+        raise ConfigError(f"{folder} {found}; pass a folder that mc.save wrote, with a {NAME}.{run}") from None
     except OSError as error:
         raise CheckpointError(f"{place} cannot be read: {error.strerror}.") from None
     try:
         found = parse_json(text)
     except ValueError as error:
-        raise CheckpointError(f"{place} is damaged: it is no JSON ({error}). Use another copy.") from None
+        raise CheckpointError(f"{place} is damaged: it is not valid JSON ({error}). Use another copy.") from None
     if not isinstance(found, dict):
-        raise CheckpointError(f"{place} is damaged: it holds no table. Use another copy.")
+        raise CheckpointError(f"{place} is damaged: it must hold a table. Use another copy.")
     _check_version(place, found)
     if found.get("checksum") != hashlib.sha256(CHECKSUM.sub(b'"checksum": ""', text)).hexdigest():
         raise CheckpointError(f"{place} is damaged, or was changed by hand: its checksum is wrong. Use another copy.")
@@ -72,7 +76,7 @@ def read_description(folder: Path) -> dict[str, Any]:
 
 
 def _check_content(found: dict[str, Any]) -> None:
-    """What it says is what can be said; a KeyError, TypeError or ValueError if not."""
+    """Raise a KeyError, TypeError or ValueError if the content is invalid."""
     classes = found["classes"]
     pruned = found["kind"] == "pruned"
     checks = {
@@ -99,12 +103,12 @@ def _check_version(place: Path, found: dict[str, Any]) -> None:
     if format_ > FORMAT or _numbers(written) > _numbers(version()):
         raise CheckpointError(
             f"{place} was written by maskconnect {written} (format {format_}); this is {version()} (format {FORMAT}), "
-            "which cannot know what is new in it. Install that version, or a newer one."
+            "which cannot read it. Install that version, or a newer one."
         )
 
 
 def _numbers(name: str) -> tuple[int, ...]:
-    """The numbers of a release, to compare: 0.2, 0.2.0 and 0.2.0rc1 have the same."""
+    """Return the numbers of a release, to compare: 0.2, 0.2.0 and 0.2.0rc1 are equal."""
     found = re.match(r"\d{1,9}(\.\d{1,9})*", name)
     numbers = [int(number) for number in found.group().split(".")] if found else [10**9]
     while numbers and numbers[-1] == 0:
@@ -116,6 +120,8 @@ def _check_file(path: Path, checksum: str) -> None:
     try:
         found = hashlib.sha256(read_bytes(path)).hexdigest()
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}; the saved network needs it.") from None
+        raise CheckpointError(
+            f"{path} cannot be read: {error.strerror}; the saved network needs it. Use another copy."
+        ) from None
     if found != checksum:
-        raise CheckpointError(f"{path} is damaged: its checksum is not that in {NAME}. Use another copy.")
+        raise CheckpointError(f"{path} is damaged: its checksum differs from the one in {NAME}. Use another copy.")

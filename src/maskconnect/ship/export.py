@@ -1,8 +1,7 @@
-"""A trained network for programs that know nothing of maskconnect: as ONNX, or as a program of torch.export.
+"""Export a trained network for programs without maskconnect: as ONNX, or as a program of torch.export.
 
-Either file takes inputs of any length along the axes that have names, and carries the classes and the preprocessing of
-images with it. It is written under another name, loaded again and compared with the network; only then does it get its
-own.
+Both files take inputs of any length along named axes, and include the classes and the preprocessing of images. Each is
+written to a temporary name, loaded and compared with the network before it gets its final name.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ from maskconnect.ship.given_inputs import GivenInputs, given_inputs
 from maskconnect.ship.preprocessing import FIELDS, Preprocessing, from_description
 
 LARGEST = 2_000_000_000
-"""How many bytes of weights fit into one ONNX file: its format ends at 2 GiB."""
+"""The largest size of weights in an ONNX file in bytes: the format is limited to 2 GiB."""
 
 Make = Callable[[ExportedProgram, GivenInputs, list[str]], bytes]
-"""The content of a file, from a program, its inputs, and the names of its outputs."""
+"""Returns the content of a file, from a program, its inputs, and the names of its outputs."""
 
 
 def export_onnx(
@@ -48,7 +47,7 @@ def export_onnx(
     preprocessing: Preprocessing | None = None,
     overwrite: bool = False,
 ) -> float:
-    """Write a network as an ONNX file, and return how far its outputs are from the network's.
+    """Write a network as an ONNX file, and return the relative difference of its outputs from the network's.
 
         export_onnx(resnet, torch.zeros(1, 3, 32, 32), "model.onnx")
         axes = {0: "batch", 1: "length"}
@@ -56,24 +55,24 @@ def export_onnx(
                     dynamic={"input_ids": axes, "attention_mask": axes})
 
     A frozen network is pruned first. One batch of images, N x C x H x W, is called "images", and its output "scores".
-    Other inputs have the keys of the dict, or the names of the network's arguments; their order is that of the example.
-    Outputs have the keys of what the network returns, else they are output_0, output_1 and so on. Caches of language
-    models and other values that are not tensors are left out. Models of transformers export with `attn_implementation`
-    "sdpa", their default, and with "eager".
+    Other inputs have the keys of the dict, or the names of the network's arguments, in the order of the example.
+    Outputs have the keys of the returned dict, else they are output_0, output_1 and so on. Caches of language models
+    and values other than tensors are omitted. Models of transformers export with `attn_implementation` "sdpa", their
+    default, and with "eager".
 
-    The file is tried on the example, and on inputs of other sizes that are made of its values; where a tensor of
-    floating point is the only input, of noise.
+    The file is tested on the example, and on inputs of other sizes with the values of the example; a single
+    floating-point input gets noise instead.
 
     Args:
-        network: the network, in whatever mode and wherever; it does not change.
-        example: a tensor, a tuple of arguments, or a dict of arguments by name. What is not a tensor in it
-            (`use_cache=False`) is a constant of the file.
+        network: the network, in any mode and on any device; it is not changed.
+        example: a tensor, a tuple of arguments, or a dict of arguments by name. Other values than
+            tensors (`use_cache=False`) become constants of the file.
         path: the file.
-        dynamic: names of the axes that may have any length, by input and place; axes of one name have one length.
-            Without it, the first axis of every input is "batch".
+        dynamic: names of the axes that may have any length, by input and position; axes with the same name have the
+            same length. Without it, the first axis of every input is "batch".
         classes: the names of the classes, for the file's metadata.
-        preprocessing: how to read pictures, likewise.
-        overwrite: whether a file that is there may be replaced.
+        preprocessing: how images become inputs, for the metadata too.
+        overwrite: whether to replace an existing file.
     """
     for module in ("onnx", "onnxscript", "onnxruntime"):
         need(module, extra="export")
@@ -96,10 +95,10 @@ def export_pt2(
     preprocessing: Preprocessing | None = None,
     overwrite: bool = False,
 ) -> float:
-    """Write a network as a program that `torch.export.load` reads; arguments and result as of `export_onnx`.
+    """Write a network as a program that `torch.export.load` reads; arguments and result as for `export_onnx`.
 
-    The program is called as the example is given: by place, or by name if it is a dict. It returns a tensor, a tuple of
-    tensors, or a plain dict of them. Classes and preprocessing are its extra files classes.json and preprocessing.json.
+    The program is called like the example: by position, or by name if it is a dict. It returns a tensor, or a tuple or
+    dict of tensors. Classes and preprocessing are in its extra files classes.json and preprocessing.json.
     """
     extra = {f"{key}.json": value for key, value in metadata(classes, preprocessing).items()}
 
@@ -113,17 +112,19 @@ def export_pt2(
 
 
 def ready_to_export(network: nn.Module, given: GivenInputs) -> nn.Module:
-    """The network without masks: itself if it has none, else what pruning leaves, with batch norms folded."""
+    """Return the network without masks: itself if it has none, else the pruned network with batch norms folded."""
     masks = masks_of(network)
     if not masks:
         return network
     if not all(part.is_frozen for part in masks):
-        raise ConnectivityError("this network is still learning its wiring; freeze it first: mc.freeze(model).")
+        raise ConnectivityError(
+            "the wiring of this network is still being learned; freeze it first with mc.freeze(model)."
+        )
     return prune_and_compare(network, *given.arguments(given.values), fold=True, merge=True)[0]
 
 
 def metadata(classes: tuple[str, ...] | None, preprocessing: Preprocessing | None) -> dict[str, str]:
-    """What a file says beside the network, each as JSON: the classes, and the preprocessing with its mean."""
+    """Return the metadata of a file as JSON: the classes, and the preprocessing with its mean."""
     found = {} if classes is None else {"classes": json.dumps(list(classes))}
     if preprocessing is not None:
         mean = _plain(preprocessing.mean.cpu().numpy())
@@ -132,19 +133,19 @@ def metadata(classes: tuple[str, ...] | None, preprocessing: Preprocessing | Non
 
 
 def preprocessing_of(text: str) -> Preprocessing:
-    """The preprocessing that a file's metadata describe."""
+    """Return the preprocessing that the metadata of a file describe."""
     described = json.loads(text)
     mean = torch.tensor(described["mean"], dtype=torch.float32)
     return from_description({name: described[name] for name in FIELDS}, mean)
 
 
 def _plain(values: Any) -> Any:
-    """An array as nested lists, with as many digits as tell its numbers apart."""
+    """Return an array as nested lists, with as many digits as the numbers need."""
     return [_plain(part) for part in values] if np.ndim(values) else float(str(values))
 
 
 def _export(network: nn.Module, given: GivenInputs, place: Path, make: Make, runner: Runner) -> float:
-    """Write what `make` makes of the network, if what `runner` runs is the same."""
+    """Write the result of `make`, if `runner` computes the same as the network."""
     original = copy.deepcopy(network).cpu().eval()
     outputs = _outputs(original, given)
     ready = ready_to_export(original, given)
@@ -153,25 +154,25 @@ def _export(network: nn.Module, given: GivenInputs, place: Path, make: Make, run
             content = make(program_of(ready, given), given, outputs)
     except MaskConnectError:
         raise
-    except Exception as error:  # of exporters, about whatever they cannot do
+    except Exception as error:  # exporters raise many kinds of errors
         raise MaskConnectError(f"this network cannot be exported: {first_line(error)}.") from error
     return write_checked(place, content, original, given, runner)
 
 
 @torch.no_grad()
 def _outputs(network: nn.Module, given: GivenInputs) -> list[str]:
-    """The names of the outputs; an error if the network cannot read the example, or returns no tensors."""
+    """Return the names of the outputs; an error if the network fails on the example, or returns no tensors."""
     args, kwargs = given.arguments(given.values)
     try:
         y = network(*args, **kwargs)
     except MaskConnectError:
         raise
-    except Exception as error:  # of networks, about whatever they cannot read
+    except Exception as error:  # networks raise many kinds of errors
         raise ConfigError(f"the network cannot read {given.shapes()}: {first_line(error)}.") from None
     if given.images and not isinstance(y, Tensor):
         name = next(iter(inspect.signature(network.forward).parameters), "x")
         raise ConfigError(
-            f"the network returns a {type(y).__name__}, and one for images returns a tensor of scores; to export all "
+            f"the network returns a {type(y).__name__}; for images, it must return a tensor of scores. To export all "
             f'tensors that it returns, pass the images by name: {{"{name}": images}}.'
         )
     found = ["scores"] if given.images else list(named_outputs(y))
@@ -181,9 +182,9 @@ def _outputs(network: nn.Module, given: GivenInputs) -> list[str]:
 
 
 def _onnx_bytes(program: ExportedProgram, given: GivenInputs, outputs: list[str], said: dict[str, str]) -> bytes:
-    """A program as the content of an ONNX file."""
+    """Return the content of an ONNX file."""
     if sum(value.numel() * value.element_size() for value in program.state_dict.values()) > LARGEST:
-        raise ConfigError("this network is too large for an ONNX file, which ends at 2 GB; export it by --pt2.")
+        raise ConfigError("this network is too large for an ONNX file, which is limited to 2 GB; export it with --pt2.")
     names: dict[str, Any] = {"input_names": list(given.tensors), "output_names": outputs}
     axes = {name: dict(given.axes.get(name, {})) for name in given.tensors}
     made = torch.onnx.export(program, **names, dynamic_shapes=axes, dynamo=True, verbose=False)
@@ -215,7 +216,7 @@ def _pt2_runner(path: Path) -> Run:
 
 
 def _forget_sources(model: Any) -> None:
-    """Take out which lines of Python the parts of an ONNX graph came from: names of files on this machine."""
+    """Remove the Python source lines of an ONNX graph, which contain file names of this machine."""
     graph = model.graph
     for part in (*graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer, graph):
         part.ClearField("metadata_props")
@@ -224,7 +225,7 @@ def _forget_sources(model: Any) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the warnings, logs and prints of exporters, which are about their own insides."""
+    """Silence the warnings, logs and prints of exporters."""
     before, silence = logging.root.manager.disable, io.StringIO()
     logging.disable(logging.CRITICAL)
     try:

@@ -1,6 +1,6 @@
-"""What a network costs: multiply-accumulates and time.
+"""Measure the cost of a network: multiply-accumulates and time.
 
-A multiply-accumulate (MAC) is one product and one sum, as papers count them: half of the FLOPs of torch's counter.
+A multiply-accumulate (MAC) is one product and one sum, as papers count them: half of the FLOPs that torch counts.
 """
 
 from __future__ import annotations
@@ -22,49 +22,49 @@ from maskconnect.core.lookup import masks_of
 from maskconnect.errors import ConfigError, integer
 
 WARM_UP = 2
-"""Rounds before the first that counts: a frozen stack learns in its first pass which modules it need not run."""
+"""The number of warm-up rounds: a frozen stack finds out in its first pass which modules it can skip."""
 
 
 def macs(network: nn.Module, example: Tensor | Sequence[int]) -> int:
-    """The multiply-accumulates of one forward pass in eval mode, for one input.
+    """Return the multiply-accumulates of one forward pass in eval mode, for one input.
 
-    `example` is a batch, of which the first counts, or the shape of one input: `macs(network, (3, 32, 32))`.
-    Convolutions, matrix products and attention count; norms, activations and sums do not. Of a stack only the modules
-    that can reach its output count, as only they run. The network itself does not change.
+    `example` is a batch, of which the first input is used, or the shape of one input: `macs(network, (3, 32, 32))`.
+    Convolutions, matrix products and attention count; norms, activations and sums do not. In a stack, only modules
+    that can reach the output run and count. The network is not changed.
     """
     x = _one_input(network, example)
     try:
-        return _macs(_settled_copy(network).to("meta"), x.to("meta"))
-    except Exception:  # it looks at values, say, or holds tensors that are no buffers; its own mistakes come again
-        return _macs(_settled_copy(network), x)
+        return _macs(_frozen_copy(network).to("meta"), x.to("meta"))
+    except Exception:  # it reads values or holds plain tensors; real errors are raised again here
+        return _macs(_frozen_copy(network), x)
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times as long one thing takes as another."""
+    """The ratio of two times."""
 
-    minima: float  # of the fastest rounds
-    rounds: float  # the median over the ratios of each round: the one to report, as noise moves it least
+    minima: float  # ratio of the fastest rounds
+    rounds: float  # median ratio over rounds; report this one, because noise affects it least
 
 
 @dataclass(frozen=True)
 class Times:
-    """What one of several interleaved variants took, in seconds."""
+    """The times of one of several interleaved variants, in seconds."""
 
-    seconds: tuple[float, ...]  # of every round
+    seconds: tuple[float, ...]  # one per round
 
     @property
     def minimum(self) -> float:
-        """Of the fastest round."""
+        """The time of the fastest round."""
         return min(self.seconds)
 
     @property
     def median(self) -> float:
-        """Over all rounds."""
+        """The median over all rounds."""
         return statistics.median(self.seconds)
 
     def over(self, other: Times) -> Ratio:
-        """How many times as long as `other`, which was timed in the same rounds."""
+        """Return the ratio to `other`, which was timed in the same rounds."""
         each = [mine / theirs for mine, theirs in zip(self.seconds, other.seconds, strict=True)]
         return Ratio(self.minimum / other.minimum, statistics.median(each))
 
@@ -77,9 +77,9 @@ def interleaved(
     least: int = 5,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Times]:
-    """Time callables in turn, A B C A B C and so on, so that what slows the machine down slows all of them down.
+    """Time callables in turn, A B C A B C and so on, so that other load on the machine affects all of them.
 
-    There are up to `rounds` rounds, after a warm-up; fewer if another would go beyond `seconds` in all, but `least`.
+    There are up to `rounds` rounds after a warm-up, fewer if another would exceed `seconds`, and at least `least`.
     """
     _check_rounds(variants, rounds, seconds, least)
     begun, found = clock(), {name: list[float]() for name in variants}
@@ -101,7 +101,7 @@ def interleaved(
 def latency(
     networks: Mapping[str, nn.Module], x: Tensor, rounds: int = 100, seconds: float = 10.0, *, least: int = 5
 ) -> dict[str, Times]:
-    """The time that networks take for the batch x, interleaved, in eval and inference mode; their modes stay."""
+    """Return the times of networks for the batch x, interleaved, in eval and inference mode; modes are restored."""
 
     def variant(network: nn.Module) -> Callable[[], None]:
         own = x.detach().clone()  # a network may change its input in place
@@ -119,15 +119,15 @@ def latency(
 
 
 def _one_input(network: nn.Module, example: Tensor | Sequence[int]) -> Tensor:
-    """A batch of one."""
+    """Return a batch with one input."""
     if isinstance(example, Tensor):
         return example[:1].detach().clone()
     like = next((p for p in network.parameters() if p.is_floating_point()), torch.empty(()))
     return torch.zeros(1, *(integer("a length of example", n) for n in example), dtype=like.dtype, device=like.device)
 
 
-def _settled_copy(network: nn.Module) -> nn.Module:
-    """A copy in eval mode whose masks are frozen as eval mode reads them, since on meta they cannot be looked at."""
+def _frozen_copy(network: nn.Module) -> nn.Module:
+    """Return a copy in eval mode with frozen masks, because values cannot be read on the meta device."""
     twin = copy.deepcopy(network).eval()
     for masks in masks_of(twin):
         masks.freeze()
@@ -136,7 +136,7 @@ def _settled_copy(network: nn.Module) -> nn.Module:
 
 def _macs(network: nn.Module, x: Tensor) -> int:
     with torch.no_grad(), _nothing_fused(), torch.random.fork_rng([x.device] if x.is_cuda else []):
-        network(x.clone())  # a stack runs modules that it does not need once, for their output shapes
+        network(x.clone())  # a stack runs unused modules once, for their output shapes
         with FlopCounterMode(display=False) as counter:
             network(x)
     flops: int = counter.get_total_flops()
@@ -147,7 +147,7 @@ def _macs(network: nn.Module, x: Tensor) -> int:
 
 @contextmanager
 def _nothing_fused() -> Iterator[None]:
-    """Let torch run attention and recurrent layers as matrix products: of fused kernels the counter sees nothing."""
+    """Make torch run attention and recurrent layers as matrix products, because the counter misses fused kernels."""
     mha, mkldnn = torch.backends.mha.get_fastpath_enabled(), torch.backends.mkldnn.enabled
     try:
         torch.backends.mha.set_fastpath_enabled(False)
@@ -161,7 +161,7 @@ def _nothing_fused() -> Iterator[None]:
 
 @contextmanager
 def _evaluating(networks: Collection[nn.Module]) -> Iterator[None]:
-    """All networks in eval mode, and afterwards every module in the mode that it was in."""
+    """Switch networks to eval mode, and restore the mode of every module afterwards."""
     before = [(network, [(part, part.training) for part in network.modules()]) for network in networks]
     try:
         for network in networks:
@@ -176,7 +176,7 @@ def _evaluating(networks: Collection[nn.Module]) -> Iterator[None]:
 
 def _check_rounds(variants: Mapping[str, Any], rounds: int, seconds: float, least: int) -> None:
     if not variants:
-        raise ConfigError("there is nothing to time; give at least 1 variant.")
+        raise ConfigError("there are no variants to time; pass at least 1.")
     for name, value in (("rounds", rounds), ("least", least)):
         if integer(name, value) < 1:
             raise ConfigError(f"{name} is {value}; it must be 1 or more.")

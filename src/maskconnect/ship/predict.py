@@ -1,6 +1,6 @@
-"""What a network takes the pictures in some files for.
+"""Predict the classes of images in files.
 
-Shape letters: N pictures, R ranks (the likeliest classes, best first).
+Shape letters: N images, R ranks (the most likely classes, best first).
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from maskconnect.training.options import device_of
 from maskconnect.training.predictions import TOP, evaluating
 
 BATCH = 32
-"""How many pictures go through the network at a time."""
+"""The number of images per forward pass."""
 
 
 @dataclass(frozen=True)
 class Likely:
-    """A class that a picture may be of."""
+    """A class with its probability."""
 
     number: int
-    name: str | None  # where the classes have names
+    name: str | None  # None if the classes have no names
     probability: float
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a picture is taken for: the likeliest classes, best first; or what is wrong with the file."""
+    """The most likely classes of an image, best first; or the problem with the file."""
 
     path: Path
     likely: tuple[Likely, ...] = ()
@@ -44,17 +44,17 @@ class Prediction:
 def predict_files(
     saved: Saved, paths: Iterable[Path], *, top: int = TOP, batch: int = BATCH, device: str = "cpu"
 ) -> Iterator[Prediction]:
-    """The likeliest classes of the picture in each file, in order; `batch` pictures are in memory at a time.
+    """Yield the most likely classes of the image in each file, in order; `batch` images are in memory at a time.
 
-    A file that cannot be read does not end it: its prediction says what the problem is.
+    For a file that cannot be read, the prediction has the problem instead.
     """
     for name, value in (("top", top), ("batch", batch)):
         if integer(name, value) < 1:
             raise ConfigError(f"{name} is {value}; it must be 1 or more.")
     if saved.preprocessing is None:
         raise ConfigError(
-            "this network was saved without its preprocessing, so nothing says how to read pictures; save it again by "
-            "mc.save(model, folder, preprocessing=...), or name the folder of its run."
+            "this network was saved without preprocessing, which is needed to read images; save it again with "
+            "mc.save(model, folder, preprocessing=...), or pass the folder of its run."
         )
     return _in_batches(saved, saved.preprocessing, iter(paths), top, batch, device_of(device))
 
@@ -76,9 +76,9 @@ def _in_batches(
 
 
 def _read(path: Path, preprocessing: Preprocessing) -> Tensor | str:
-    """The bytes of a picture, or why there are none."""
+    """Return the bytes of an image, or the reason why it cannot be read."""
     if path.is_dir():
-        return f"{path} is a folder; name the pictures in it, such as {path}/*.png"
+        return f"{path} is a folder; pass the images in it, such as {path}/*.png"
     try:
         return preprocessing.pixels(path)
     except DataError as error:
@@ -93,14 +93,16 @@ def _likeliest(saved: Saved, x_NCHW: Tensor, top: int) -> list[tuple[Likely, ...
     except RuntimeError as error:
         size, reason = "x".join(map(str, x_NCHW.shape[1:])), str(error).splitlines()[0].rstrip(".")
         raise CheckpointError(
-            f"the network cannot read pictures of {size}, which its folder speaks of: {reason}."
+            f"the network cannot read images of {size}, the size in its description: {reason}."
         ) from None
     classes = None if saved.classes is None else len(saved.classes)
     if scores.dim() != 2 or classes not in (None, scores.shape[1]):
         found = "x".join(map(str, scores.shape[1:]))
-        raise CheckpointError(f"the network gives {found} scores a picture, and its folder names {classes} classes.")
+        raise CheckpointError(f"the network returns {found} scores per image, but its folder names {classes} classes.")
     if not bool(scores.isfinite().all()):
-        raise CheckpointError("the network gives scores that are not finite; its weights are of no use.")
+        raise CheckpointError(
+            "the network returns scores that are not finite; its weights are damaged. Use another copy."
+        )
     probability_NR, class_NR = scores.float().softmax(dim=1).topk(min(top, scores.shape[1]))
     return [
         _named(numbers, probabilities, saved.classes)

@@ -1,9 +1,9 @@
-"""How a picture in a file becomes what a network reads: as the test images of the set that it was trained on.
+"""Turn an image file into the input of a network, like the test images of its data set.
 
-Pictures of a set in files are cut as `maskconnect evaluate` cuts them. For a set in memory, whose images are of one
-size, a picture is scaled and its centre taken so that it gets that size; one that has it already is taken as it is.
-Nothing else is guessed: a network that was trained on digits wants them white on black, and the orientation that a
-camera notes beside a picture is ignored, as in training. Shape letters: N pictures, C channels, H height, W width.
+If the set is in files, images are cropped as in `maskconnect evaluate`. If the set is in memory, where all images have
+the same size, an image is scaled and cropped in the center to that size, unless it already has it. Nothing else is
+changed: a network that was trained on digits expects them white on black, and the EXIF orientation is ignored, as in
+training. Shape letters: N images, C channels, H height, W width.
 """
 
 from __future__ import annotations
@@ -27,37 +27,37 @@ from maskconnect.limits import at_most
 from maskconnect.recipes.schema import Recipe
 from maskconnect.training.images import averaged
 
-REMEDY = "give a JPEG or PNG file"
+REMEDY = "pass a JPEG or PNG file"
 FIELDS = ("channels", "raw", "test_shorter", "shrink", "size", "std")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Preprocessing:
-    """The test preprocessing of a data set. Either `raw` or `test_shorter` is given."""
+    """The test preprocessing of a data set. Either `raw` or `test_shorter` is set."""
 
-    channels: int  # 3, or 1 for grey
-    raw: tuple[int, int] | None = None  # of a set in memory: height and width of its images
-    test_shorter: int | None = None  # of a set in files: to which length the shorter side is scaled
-    shrink: int = 1  # then means over squares of this side are taken
-    size: int  # the side of the square in the centre, which the network sees
-    mean: Tensor  # what is subtracted before that square is cut out: C x H x W, or C x 1 x 1; in [0, 1]
-    std: tuple[float, ...] | None = None  # by what is divided, one number a channel
+    channels: int  # 3, or 1 for gray
+    raw: tuple[int, int] | None = None  # set in memory: height and width of its images
+    test_shorter: int | None = None  # set in files: the length to which the shorter side is scaled
+    shrink: int = 1  # then average over squares with this side
+    size: int  # the side of the square in the center, which the network sees
+    mean: Tensor  # subtracted before the crop: C x H x W, or C x 1 x 1; in [0, 1]
+    std: tuple[float, ...] | None = None  # the divisor, one number per channel
 
     def __post_init__(self) -> None:
         if integer("channels", self.channels) not in (1, 3):
-            raise ConfigError(f"channels is {shown(self.channels)}; pictures have 3, or 1 for grey.")
+            raise ConfigError(f"channels is {shown(self.channels)}; it must be 3, or 1 for gray.")
         if integer("size", self.size) < 1 or integer("shrink", self.shrink) < 1:
             raise ConfigError(f"size is {self.size} and shrink is {self.shrink}; both must be 1 or more.")
         for field, side in (("size", self.size), ("shrink", self.shrink), ("test_shorter", self.test_shorter or 0)):
             at_most(field, side)
         at_most("raw", max(self.raw or (0,)))
         if (self.raw is None) == (self.test_shorter is None):
-            raise ConfigError("one of raw and test_shorter is needed, and not both.")
+            raise ConfigError("exactly one of raw and test_shorter must be set.")
         height, width = self._before_the_crop()
         if min(height, width) < self.size:
-            raise ConfigError(f"size is {self.size}; the images that it is cut from are {height}x{width}.")
+            raise ConfigError(f"size is {self.size}; it must be at most the sides of the images, {height}x{width}.")
         if self.mean.dtype != torch.float32 or not bool(self.mean.isfinite().all()):
-            raise ConfigError(f"mean is of {self.mean.dtype}; it must be torch.float32, and finite.")
+            raise ConfigError(f"mean is {self.mean.dtype}; it must be torch.float32, and finite.")
         if tuple(self.mean.shape) not in {(self.channels, 1, 1), (self.channels, height, width)}:
             found = "x".join(map(str, self.mean.shape))
             raise ConfigError(f"mean is {found}; it must be {self.channels}x1x1 or {self.channels}x{height}x{width}.")
@@ -69,40 +69,42 @@ class Preprocessing:
             )
 
     def _before_the_crop(self) -> tuple[int, int]:
-        """Height and width of what the mean is subtracted from; an error if there are none."""
+        """Return the height and width of images before the crop; an error if they are invalid."""
         if self.raw is None:
             assert self.test_shorter is not None
             if integer("test_shorter", self.test_shorter) < self.size:
-                raise ConfigError(f"test_shorter is {self.test_shorter}; it must be {self.size}, the size, or more.")
+                raise ConfigError(f"test_shorter is {self.test_shorter}; it must be at least the size, {self.size}.")
             if self.shrink != 1 or self.channels != 3:
-                raise ConfigError("pictures of a set in files have 3 channels and are not shrunk.")
+                raise ConfigError(
+                    f"channels is {self.channels} and shrink is {self.shrink}; for a set in files they must be 3 and 1."
+                )
             return self.size, self.size
         if len(self.raw) != 2 or any(integer("raw", side) < 1 or side % self.shrink for side in self.raw):
             raise ConfigError(
-                f"raw is {shown(self.raw)}; needed are height and width, both multiples of {self.shrink}."
+                f"raw is {shown(self.raw)}; it must be height and width, both multiples of {self.shrink}."
             )
         return self.raw[0] // self.shrink, self.raw[1] // self.shrink
 
     def describe(self) -> dict[str, Any]:
-        """All but the mean, as plain data for JSON."""
+        """Return everything except for the mean, as plain data for JSON."""
         described = {name: getattr(self, name) for name in FIELDS}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in described.items()}
 
     def read_pictures(self, paths: Sequence[Path]) -> Tensor:
-        """The pictures in some files, as the network reads them: float32, N x C x size x size."""
+        """Return images in files as the network reads them: float32, N x C x size x size."""
         if not paths:
             return torch.empty(0, self.channels, self.size, self.size)
         return self.prepared(torch.stack([self.pixels(path) for path in paths]))
 
     def pixels(self, path: Path) -> Tensor:
-        """The picture in a file as bytes, C x H x W, of the size that `prepared` takes."""
+        """Return the image in a file as bytes, C x H x W, in the size that `prepared` takes."""
         picture_HW3 = decode(path, remedy=REMEDY)
         part_HW3 = cut(picture_HW3, self._plan(), None) if self.raw is None else _covering(picture_HW3, *self.raw)
-        picture_HWC = part_HW3 if self.channels == 3 else _grey(part_HW3)
+        picture_HWC = part_HW3 if self.channels == 3 else _gray(part_HW3)
         return torch.from_numpy(np.ascontiguousarray(picture_HWC.transpose(2, 0, 1)))
 
     def prepared(self, pixels_NCHW: Tensor) -> Tensor:
-        """Pictures of bytes as the network reads them."""
+        """Return images of bytes as the network reads them."""
         return prepare(averaged(pixels_NCHW, self.shrink), self._plan(), self.mean.to(pixels_NCHW.device), None)
 
     def _plan(self) -> Augmentation:
@@ -110,11 +112,11 @@ class Preprocessing:
 
 
 def of_recipe(recipe: Recipe, mean: Tensor) -> Preprocessing:
-    """The preprocessing of a recipe's test images, given the mean of the training images."""
+    """Return the preprocessing of a recipe's test images, given the mean of the training images."""
     plan, shrink = recipe.augmentation, recipe.data.shrink
     side = SIDES.get(recipe.data.name)
     raw = None if side is None else (side, side)
-    if plan.mean == "pixel":  # then files are taken into memory too, and the mean is as large as they are
+    if plan.mean == "pixel":  # then images in files are read into memory too, and the mean has their size
         raw = (mean.shape[1] * shrink, mean.shape[2] * shrink)
     return Preprocessing(
         channels=mean.shape[0],
@@ -128,12 +130,12 @@ def of_recipe(recipe: Recipe, mean: Tensor) -> Preprocessing:
 
 
 def from_description(described: object, mean: Tensor, *, where: str = "the preprocessing") -> Preprocessing:
-    """What `describe` has described, and its mean; `where` it stands is for the error if it cannot be that."""
+    """Return the preprocessing from its description and mean; `where` names the description in errors."""
     if not isinstance(described, dict):
-        raise CheckpointError(f"{where} is no table; it must have {', '.join(FIELDS)}.")
+        raise CheckpointError(f"{where} is not a table; it must have {', '.join(FIELDS)}.")
     for name in [*described, *FIELDS]:
         if name not in FIELDS or name not in described:
-            problem = "is not known" if name not in FIELDS else "is missing"
+            problem = "is unknown" if name not in FIELDS else "is missing"
             raise CheckpointError(f"{where}: {name} {problem}; it must have {', '.join(FIELDS)}.")
     try:
         numbers = {name: _integer(name, described[name]) for name in ("channels", "test_shorter", "shrink", "size")}
@@ -150,7 +152,7 @@ def _integer(name: str, found: object) -> Any:
 
 
 def _numbers(name: str, found: object, kind: type) -> Any:
-    """A list of numbers as a tuple; None stays."""
+    """Return a list of numbers as a tuple; None stays None."""
     if found is None:
         return None
     if not isinstance(found, list) or not all(type(number) in (int, kind) for number in found):
@@ -159,7 +161,7 @@ def _numbers(name: str, found: object, kind: type) -> Any:
 
 
 def _covering(picture_HW3: Pixels, height: int, width: int) -> Pixels:
-    """The largest part in the centre that has these proportions, in this size."""
+    """Crop the largest centered part with these proportions, and resize it."""
     h, w = picture_HW3.shape[:2]
     if (h, w) == (height, width):
         return picture_HW3
@@ -168,7 +170,7 @@ def _covering(picture_HW3: Pixels, height: int, width: int) -> Pixels:
     return resize(picture_HW3, height, width, box=(left, top, min(left + part_w, w), min(top + part_h, h)))
 
 
-def _grey(picture_HW3: Pixels) -> Pixels:
-    """The brightness that eyes see, H x W x 1; what is grey already stays as it is."""
+def _gray(picture_HW3: Pixels) -> Pixels:
+    """Return the perceived brightness, H x W x 1; gray images stay unchanged."""
     pillow = need("PIL.Image", extra="data")
     return np.array(pillow.fromarray(picture_HW3).convert("L"))[:, :, None]

@@ -1,4 +1,4 @@
-"""Prune a trained network, and say what that has gained: the report of `maskconnect prune`."""
+"""Prune a trained network, and report the effect, for `maskconnect prune`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from maskconnect.ship.saved import Saved
 
 @dataclass(frozen=True, kw_only=True)
 class Measures:
-    """What to look at, and how long."""
+    """What to measure, and for how long."""
 
-    draws: int = 200  # of random wirings; 0: none
-    batches: tuple[int, ...] = (1, 64)  # at which to time
-    seconds: float = 10.0  # for each batch, at most
+    draws: int = 200  # random wirings to compare with; 0: none
+    batches: tuple[int, ...] = (1, 64)  # the batch sizes to time
+    seconds: float = 10.0  # at most, per batch size
 
     def __post_init__(self) -> None:
         if any(integer("a batch", batch) < 1 for batch in self.batches):
@@ -39,7 +39,7 @@ class Measures:
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """What a batch takes, of all networks in turn."""
+    """The times of one batch size, for all networks."""
 
     batch: int
     frozen: Times
@@ -47,7 +47,7 @@ class Timing:
     plain: Times | None
 
     def describe(self) -> dict[str, Any]:
-        """The milliseconds of the fastest rounds, and medians over the ratios of each round."""
+        """Return the milliseconds of the fastest rounds, and the median ratios over rounds."""
         found: dict[str, Any] = {"batch": self.batch, "rounds": len(self.pruned.seconds)}
         for name, times in (("frozen", self.frozen), ("pruned", self.pruned), ("plain", self.plain)):
             found[f"{name}_ms"] = None if times is None else round(1000 * times.minimum, 3)
@@ -58,19 +58,19 @@ class Timing:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What pruning has done to a network."""
+    """The effect of pruning on a network."""
 
-    plain: str | None  # what the plain network is called
-    modules: dict[str, int | None]  # of stacks; None without a plain network
+    plain: str | None  # the name of the plain network
+    modules: dict[str, int | None]  # modules in stacks; None without a plain network
     parameters: dict[str, int | None]
     macs: dict[str, int | None]
     timings: tuple[Timing, ...]
     random: RandomPruning | None
-    difference: float  # of outputs, relative to the largest
+    difference: float  # of outputs, relative to the largest output
     allowed: float
 
     def describe(self) -> dict[str, Any]:
-        """The report as plain data."""
+        """Return the report as plain data."""
         return {
             "plain": self.plain,
             "modules": self.modules,
@@ -100,32 +100,32 @@ def _describe_random(random: RandomPruning) -> dict[str, Any]:
 
 
 def prune_saved(saved: Saved, *, fold: bool, merge: bool) -> tuple[Saved, float]:
-    """The pruned network with its classes and preprocessing, and by how much its outputs differ."""
+    """Return the pruned network with its classes and preprocessing, and the difference of its outputs."""
     if saved.kind == "pruned":
-        raise ConfigError("this network is pruned already.")
+        raise ConfigError("this network is already pruned; pass the unpruned one.")
     if saved.kind == "learned":
-        raise ConfigError("the wiring of this network is still being learned; train it to its end, or freeze it.")
-    network, apart = prune_and_compare(saved.network.eval(), (_example(saved),), fold=fold, merge=merge)
-    return replace(saved, network=network.eval(), kind="pruned"), apart
+        raise ConfigError("the wiring of this network is still being learned; finish its training, or freeze it.")
+    network, difference = prune_and_compare(saved.network.eval(), (_example(saved),), fold=fold, merge=merge)
+    return replace(saved, network=network.eval(), kind="pruned"), difference
 
 
 def report_of(
     before: Saved,
     after: Saved,
-    apart: float,
+    difference: float,
     measures: Measures,
     *,
     fold: bool,
     merge: bool,
     say: Callable[[str], None] = lambda _: None,
 ) -> Report:
-    """What pruning has gained; `fold` and `merge` are how it was done. `say` hears of progress."""
+    """Return the report on pruning with these `fold` and `merge`; `say` is called with progress."""
     model, network, example = before.network.eval(), after.network, _example(before)
     spec, whole = _spec(model), _plain(model, example)
     plain = None if whole is None else prune_and_compare(whole, (example,), fold=fold, merge=merge)[0].eval()
     random = None
     if measures.draws:
-        say(f"counting what {measures.draws} random wirings would lose")
+        say(f"counting the parameters that {measures.draws} random wirings would lose")
         random = random_pruning(model, draws=measures.draws)
     return Report(
         plain=None if spec is None else spec.plain_words if spec.module_kinds else spec.title,
@@ -138,15 +138,17 @@ def report_of(
         },
         timings=tuple(_timed(model, network, plain, example, measures, say)),
         random=random,
-        difference=apart,
+        difference=difference,
         allowed=tolerance(example, exact=not (fold or merge)),
     )
 
 
 def _example(saved: Saved) -> Tensor:
-    """Pictures of noise, as large as those that the network reads."""
+    """Return images of noise, in the size that the network reads."""
     if saved.preprocessing is None:
-        raise ConfigError("nothing says what pictures this network reads; prune it in Python, by mc.prune(model, x).")
+        raise ConfigError(
+            "this network has no preprocessing, which says its input size; prune it in Python: mc.prune(model, x)."
+        )
     like = next(saved.network.parameters())
     shape = (2, saved.preprocessing.channels, saved.preprocessing.size, saved.preprocessing.size)
     return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(like)
@@ -157,7 +159,7 @@ def _spec(model: nn.Module) -> Spec | None:
 
 
 def _plain(model: nn.Module, example: Tensor) -> nn.Module | None:
-    """The network of the same spec with the wiring that people know."""
+    """Return the network of the same spec with its usual wiring, such as a plain ResNet."""
     spec = _spec(model)
     if spec is None:
         return None
@@ -171,7 +173,7 @@ def _modules(model: nn.Module, plain: nn.Module | None) -> dict[str, int | None]
 
 
 def _alive(model: nn.Module) -> list[bool]:
-    return [on for masks in masks_of(model) for on in masks.settled().alive]
+    return [on for masks in masks_of(model) for on in masks.current_wiring().alive]
 
 
 def _parameters(model: nn.Module, network: nn.Module, plain: nn.Module | None) -> dict[str, int | None]:
@@ -191,7 +193,7 @@ def _timed(
 ) -> Sequence[Timing]:
     found = []
     for batch in dict.fromkeys(measures.batches):
-        say(f"timing at batch {batch}")
+        say(f"timing at batch size {batch}")
         x = example[:1].expand(batch, -1, -1, -1).contiguous()
         networks = {"frozen": model, "pruned": network, **({} if plain is None else {"plain": plain})}
         times = latency(networks, x, seconds=measures.seconds)

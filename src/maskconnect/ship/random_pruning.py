@@ -1,4 +1,4 @@
-"""What random wirings of the same fan-in would have lost, beside what the learned one did."""
+"""Compare what pruning removes from a network with random wirings of the same fan-in."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from maskconnect.errors import ConfigError, integer
 
 @dataclass(frozen=True)
 class WeightsLeft:
-    """How many weights pruning leaves, by one of its two rules."""
+    """The number of weights that one of the two pruning rules leaves."""
 
-    learned: int  # with the wiring that the model has
-    draws: tuple[int, ...]  # with every random one
+    learned: int  # with the wiring of the model
+    draws: tuple[int, ...]  # with each random wiring
 
     @property
     def mean(self) -> float:
-        """Over the draws."""
+        """The mean over the draws."""
         return statistics.fmean(self.draws)
 
     @property
@@ -35,38 +35,38 @@ class WeightsLeft:
 
     @property
     def smallest(self) -> int:
-        """Of the draw that lost most."""
+        """The weights left by the draw that lost most."""
         return min(self.draws)
 
     @property
     def largest(self) -> int:
-        """Of the draw that lost least."""
+        """The weights left by the draw that lost least."""
         return max(self.draws)
 
     def share_that_lost_as_much(self) -> float:
-        """The share of draws that lost at least as many weights as the learned wiring did."""
+        """Return the share of draws that lost at least as many weights as the learned wiring."""
         return sum(left <= self.learned for left in self.draws) / len(self.draws)
 
 
 @dataclass(frozen=True)
 class RandomPruning:
-    """What pruning leaves of a model, and what it would leave with random wirings of the same fan-in."""
+    """The weights that pruning leaves of a model, and with random wirings of the same fan-in."""
 
-    weights: int  # of the whole model
-    transitive: WeightsLeft  # without all that cannot reach the output, as `prune` leaves it
-    one_step: WeightsLeft  # without the modules that no other module reads, as in the paper
+    weights: int  # of the unpruned model
+    transitive: WeightsLeft  # without modules that cannot reach the output, as in `prune`
+    one_step: WeightsLeft  # without modules that no other module reads, as in the paper
 
 
 def random_pruning(model: nn.Module, draws: int = 200, seed: int = 0) -> RandomPruning:
-    """What random wirings would have lost: every stack drawn anew as connectivity="random" does, with its fan-in.
+    """Return the weights that random wirings leave: each stack is redrawn with its fan-in, as connectivity="random".
 
-    Weights are counted as `pruned_parameters` counts them, which gives those of the present wiring.
+    Weights are counted as in `pruned_parameters`, which counts those of the current wiring.
     """
     stacks = list(dict.fromkeys(stack for _, stack in stacks_of(model)))
     if not stacks:
-        raise ConfigError(f"there is no MaskedStack in this {type(model).__name__}.")
+        raise ConfigError(f"this {type(model).__name__} has no MaskedStack; pass a network with learned connectivity.")
     if integer("draws", draws) < 2:
-        raise ConfigError(f"draws is {draws}; a mean and a deviation need 2 or more.")
+        raise ConfigError(f"draws is {draws}; it must be 2 or more, for a mean and a deviation.")
     sizes, now = weights_by_ways(model), pruned_parameters(model)
     transitive, one_step = [], []
     for wirings in random_wirings(stacks, draws, seed):
@@ -81,7 +81,7 @@ def random_pruning(model: nn.Module, draws: int = 200, seed: int = 0) -> RandomP
 
 
 def random_wirings(stacks: Sequence[MaskedStack], draws: int, seed: int) -> Iterator[list[Sources]]:
-    """In every draw a random wiring a stack, of its own candidates and fan-in; stacks draw independently."""
+    """Yield one random wiring per stack for every draw, with its candidates and fan-in; stacks are independent."""
     seeds = random.Random(integer("seed", seed))
     rules = [(stack.masks.candidates, stack.masks.fan_in.tolist()) for stack in stacks]
     for _ in range(draws):
@@ -89,15 +89,15 @@ def random_wirings(stacks: Sequence[MaskedStack], draws: int, seed: int) -> Iter
 
 
 def _reaching(stack: MaskedStack, sources: Sources) -> Collection[int]:
-    """The transitive rule: what can reach the output stays."""
+    """Return the modules that the transitive rule keeps: those that can reach the output."""
     return {k for k, on in enumerate(reaching_output(sources, stack.layout.outputs)) if on}
 
 
 def _read(stack: MaskedStack, sources: Sources) -> Collection[int]:
-    """The paper's rule, applied once: what is read stays, and the output."""
+    """Return the modules that the paper's rule keeps, applied once: those that are read, and the outputs."""
     return {k for row in sources for k in row}.union(stack.layout.outputs)
 
 
 def _left(sizes: Mapping[frozenset[Way], int], stays: Mapping[MaskedStack, Collection[int]]) -> int:
-    """How many weights are left where these modules of stacks stay."""
+    """Return the number of weights left if these modules stay."""
     return sum(size for ways, size in sizes.items() if any(all(k in stays[stack] for stack, k in way) for way in ways))

@@ -1,4 +1,4 @@
-"""What a network is, as plain data, and the network again from that."""
+"""Describe a network as plain data, and rebuild it from that."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from maskconnect.pruning.verify import difference
 from maskconnect.retrofit.stack import TappedStack
 
 PROBE = 64
-"""The side of the pictures on which a network is compared with what would be loaded."""
+"""The side of the image on which a network is compared with its rebuilt copy."""
 
 
 def describe(model: nn.Module) -> dict[str, Any]:
-    """What a network is, but for its weights."""
+    """Return the description of a network, without its weights."""
     if not isinstance(model, nn.Module) or isinstance(model, DistributedDataParallel):
         hint = " Save model.module." if isinstance(model, DistributedDataParallel) else ""
-        raise ConfigError(f"model is a {type(model).__name__}; it must be a network of modules.{hint}")
+        raise ConfigError(f"model is a {type(model).__name__}; it must be an nn.Module.{hint}")
     named = model.named_modules(remove_duplicate=False)
     stacks = {name: part for name, part in named if isinstance(part, MaskedStack)}
     if stacks:
@@ -52,28 +52,28 @@ def describe(model: nn.Module) -> dict[str, Any]:
             architecture = notes[""].get("architecture") if "" in notes else None
             return {"kind": "pruned", "architecture": architecture, **{part: note[part] for part in parts}}
     raise ConfigError(
-        f"there is no MaskedStack in this {type(model).__name__}, and it did not come from mc.prune as a whole; "
-        "save other networks with torch or safetensors."
+        f"this {type(model).__name__} has no MaskedStack and did not come from mc.prune as a whole; save it with torch "
+        "or safetensors."
     )
 
 
 def notes_in(model: nn.Module) -> dict[str, dict[str, Any]]:
-    """How the parts of a pruned network were made, by name."""
+    """Return the notes on how the parts of a pruned network were made, by name."""
     return {name: notes_of(part) for name, part in model.named_modules() if notes_of(part)}
 
 
 def rebuilt(described: Mapping[str, Any], tensors: dict[str, Tensor], into: nn.Module | None, where: str) -> nn.Module:
-    """The network that was described, with the given tensors."""
+    """Return the described network with the given tensors."""
     if into is None and described["architecture"] is None:
         raise ConfigError(
-            f"{where} holds a network of somebody's own modules, which only their code can build: build the model as "
-            "it was before it was saved (or pruned) and call mc.load(folder, into=model)."
+            f"{where} holds a network of custom modules, which only their code can build: build the model as it was "
+            "before it was saved (or pruned) and call mc.load(folder, into=model)."
         )
     rewired = [name for name, stack in described["stacks"].items() if "forms" in stack]
     bare = into is not None and not notes_in(into) and not stacks_of(into)
     if rewired and bare:
         raise ConfigError(
-            f"{where} holds a rewired network, and the model is not rewired; pass into=mc.rewire(model, "
+            f"{where} holds a rewired network, but the model is not rewired; pass into=mc.rewire(model, "
             f"{rewired[0]!r}, ...), as it was before it was pruned."
         )
     network = _built(described) if into is None else into
@@ -86,9 +86,9 @@ def rebuilt(described: Mapping[str, Any], tensors: dict[str, Tensor], into: nn.M
 
 
 def _built(described: Mapping[str, Any]) -> nn.Module:
-    """The network, without memory for its weights as yet, however many the description says there are."""
+    """Build the network on the meta device, so that a hostile description cannot request much memory."""
     spec = read_spec(described["architecture"])
-    for stack in described["stacks"].values():  # so a short description cannot ask for much work
+    for stack in described["stacks"].values():  # so that a short description cannot cause much work
         spec.layout.rows(stack["wiring"], "the saved wiring")
     with torch.device("meta"):
         network = build(spec)
@@ -97,30 +97,28 @@ def _built(described: Mapping[str, Any]) -> nn.Module:
 
 
 def _compare_stacks(network: nn.Module, described: Mapping[str, Any], where: str) -> None:
-    """The stacks of a model, pruned or not, do what those of the saved network did, but for wiring that is loaded."""
+    """Raise an error if the stacks of a model differ from the saved ones, except for wiring that is loaded."""
     own = describe(network)
     pruned = own["kind"] == "pruned"
     keys = ("aggregation", "wiring", "steps", "arguments", "forms") if pruned else ("aggregation",)
     for name, stack in described["stacks"].items():
         found = own["stacks"].get(name)
         if found is None:
-            raise CheckpointError(f"{where} is of another network: the model has no stack {shown(name)}.")
+            raise CheckpointError(f"{where} holds another network: the model has no stack {shown(name)}.")
         for key in keys:
             if json.dumps(found.get(key)) != json.dumps(stack.get(key)):
-                raise CheckpointError(
-                    f"{where} is of another network: the {key} of the stack {shown(name)} is not the same."
-                )
+                raise CheckpointError(f"{where} holds another network: the {key} of the stack {shown(name)} differs.")
     for key in ("fold", "merge") if pruned else ():
         if own[key] != described.get(key):
             raise CheckpointError(f"{where} was not pruned as the model was: {key} is {described.get(key)} there.")
 
 
 def _pruned(model: nn.Module, described: Mapping[str, Any]) -> nn.Module:
-    """The model, wired and pruned as described."""
+    """Return the model, wired and pruned as described."""
     plans = {}
     for name, stack in stacks_of(model):
         if name not in described["stacks"]:
-            raise CheckpointError(f"the model has a stack {shown(name)}; the saved network had none of that name.")
+            raise CheckpointError(f"the model has a stack {shown(name)}; the saved network does not.")
         stack.masks.fix(stack.layout.from_plain(described["stacks"][name]["wiring"], what="the saved wiring"))
         if isinstance(stack, TappedStack):
             read_forms_(stack, described["stacks"][name])
@@ -130,29 +128,29 @@ def _pruned(model: nn.Module, described: Mapping[str, Any]) -> nn.Module:
 
 
 def _check_tensors(network: nn.Module, tensors: Mapping[str, Tensor], where: str, *, dtypes: bool) -> None:
-    """Every tensor of the network is there, and no other."""
+    """Raise an error if the tensors are not exactly those of the network."""
     own = network.state_dict()
     free = {
         name for name in own if name.endswith(("masks._extra_state", "masks.progress", "masks.square"))
-    }  # of any way to learn
+    }  # they depend on the way to learn
     for name in sorted((own.keys() | tensors.keys()) - free):
         if name not in own or name not in tensors:
             which = "the saved network" if name in tensors else "the model"
-            raise CheckpointError(f"{where} is of another network: only {which} has {name}.")
+            raise CheckpointError(f"{where} holds another network: only {which} has {name}.")
         theirs, ours = tensors[name], own[name]
         if theirs.shape != ours.shape:
             shapes = f"{tuple(theirs.shape)} there and {tuple(ours.shape)} in the model"
-            raise CheckpointError(f"{where} is of another network: {name} is {shapes}.")
+            raise CheckpointError(f"{where} holds another network: {name} is {shapes}.")
         if dtypes and theirs.dtype != ours.dtype:
             raise CheckpointError(
                 f"{where} has {name} in {theirs.dtype}, the model in {ours.dtype}; convert the model."
             )
         if name.endswith(("masks.source", "masks.fan_in")) and not torch.equal(theirs.cpu(), ours.cpu()):
-            raise CheckpointError(f"{where} is of another network: {name} is not that of the model.")
+            raise CheckpointError(f"{where} holds another network: {name} differs from the model's.")
 
 
 def comes_back(model: nn.Module, described: Mapping[str, Any], tensors: dict[str, Tensor]) -> bool:
-    """Whether a network that is rebuilt and loaded computes what this one does."""
+    """Return whether the rebuilt and loaded network computes the same as this one."""
     try:
         again = rebuilt(described, {name: value.detach().cpu() for name, value in tensors.items()}, None, "")
         like = next(p for p in model.parameters() if p.is_floating_point())

@@ -1,10 +1,10 @@
-"""A network as files: weights as safetensors, and a description as JSON that says what they are of.
+"""Save and load a network as files: weights as safetensors, and a description as JSON.
 
 maskconnect.json     architecture, wiring, classes, preprocessing, version, checksums
-model.safetensors    the weights, and what masks there are
-input.safetensors    the mean that is subtracted from pictures, where there is one
+model.safetensors    weights and masks
+input.safetensors    the mean to subtract from images, if there is one
 
-A network that replaces another gets files of other names, until the description, in one step, says which are valid.
+A network that replaces another uses other file names; replacing the description then switches to them atomically.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from maskconnect.ship.preprocessing import Preprocessing
 
 SAVING = ".saving"
-"""The file by which a process holds a folder that it saves into; it stays if the process is killed."""
+"""The lock file of a folder that a process saves into; it stays if the process is killed."""
 
 MODEL, INPUT = ("model.safetensors", "model-2.safetensors"), ("input.safetensors", "input-2.safetensors")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """A network, and what is needed to use it."""
+    """A network with its classes and preprocessing."""
 
     network: nn.Module
     kind: str  # "learned" (masks still learning), "frozen" or "pruned"
@@ -48,17 +48,17 @@ def save(
     classes: Sequence[str] | None = None,
     preprocessing: Preprocessing | None = None,
 ) -> None:
-    """Write a network with learned connectivity to a folder: still learning, frozen, or pruned.
+    """Save a network with learned connectivity to a folder: still learning, frozen, or pruned.
 
-    A network that was saved there before is replaced, as a whole. `mc.load` rebuilds those of `mc.resnet` and
-    `mc.resnext`, pruned ones too, and this is tried before anything is written; it puts one of your own modules
-    into a model that you give it.
+    An earlier network in the folder is replaced atomically. `mc.load` rebuilds networks of `mc.resnet`,
+    `mc.resnext` and `mc.mixed`, pruned or not; `save` checks this before it writes. For other modules, pass a model:
+    `mc.load(folder, into=model)`.
 
     Args:
         model: the network; its weights may be on any device.
-        folder: where to; it is made, if need be.
+        folder: the folder; it is created if needed.
         classes: the names of the classes, for `maskconnect predict`.
-        preprocessing: how pictures become inputs, likewise.
+        preprocessing: how images become inputs, for `maskconnect predict`.
     """
     described = describe(model)
     _check_use(described["architecture"], classes, preprocessing)
@@ -75,12 +75,12 @@ def save(
 
 
 def load(folder: str | Path, into: nn.Module | None = None) -> nn.Module:
-    """The network in a folder that `mc.save` wrote, on the CPU and in eval mode.
+    """Load the network in a folder that `mc.save` wrote, on the CPU and in eval mode.
 
     Args:
-        folder: where it is.
-        into: for a network of your own modules: a model built as the saved one was, before it was pruned. It gets the
-            weights; if a pruned network was saved, a pruned copy with the saved wiring gets them, and is returned.
+        folder: the folder.
+        into: for a network of your own modules: a model built as the saved one was, before it was pruned. The
+            weights are loaded into it; if the saved network is pruned, into a pruned copy with the saved wiring.
     """
     if not isinstance(folder, str | Path):
         raise ConfigError(f"folder is a {type(folder).__name__}; it must be a path.")
@@ -88,7 +88,7 @@ def load(folder: str | Path, into: nn.Module | None = None) -> nn.Module:
 
 
 def read(folder: Path) -> Saved:
-    """The network in a folder, with its classes and its preprocessing."""
+    """Return the network in a folder, with its classes and its preprocessing."""
     return _read(folder, None)
 
 
@@ -121,7 +121,7 @@ def _preprocessing(folder: Path, described: Mapping[str, Any]) -> Preprocessing 
 def _check_use(
     architecture: Mapping[str, Any] | None, classes: Sequence[str] | None, preprocessing: Preprocessing | None
 ) -> None:
-    """Classes and preprocessing are such, and fit the network as far as that is known."""
+    """Raise an error if classes or preprocessing are invalid, or do not fit the network."""
     from maskconnect.ship.preprocessing import Preprocessing
 
     if classes is not None and (isinstance(classes, str) or not all(isinstance(name, str) for name in classes)):
@@ -132,10 +132,13 @@ def _check_use(
     if architecture is None:
         return
     if classes is not None and len(classes) != architecture["num_classes"]:
-        raise ConfigError(f"there are {len(classes)} classes; the network has {architecture['num_classes']} outputs.")
+        raise ConfigError(
+            f"there are {len(classes)} classes, but the network has {architecture['num_classes']} outputs; pass one "
+            "name per output."
+        )
     if preprocessing is not None and preprocessing.channels != architecture["in_channels"]:
-        channels = f"{preprocessing.channels} channels; the network reads {architecture['in_channels']}"
-        raise ConfigError(f"the preprocessing makes pictures of {channels}.")
+        channels = f"{preprocessing.channels} channels; the network needs {architecture['in_channels']}"
+        raise ConfigError(f"the preprocessing makes images with {channels}. Pass the preprocessing of this network.")
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -143,17 +146,17 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
     for name, value in state.items():
         if not isinstance(value, Tensor):
             raise ConfigError(
-                f"the state of the model has a {type(value).__name__} in it ({name}); only tensors are saved."
+                f"the state of the model contains a {type(value).__name__} ({name}); it must contain only tensors."
             )
     return state
 
 
 def _write(folder: Path, described: dict[str, Any], tensors: dict[str, Tensor], mean: Tensor | None) -> None:
-    """Write a network, unless files of something else are there; what a killed process has left is removed first."""
+    """Write a network, unless there are other files; first remove what a killed process left."""
     before, killed = _files_of(folder), (folder / SAVING).exists()
     surplus = [name for name in (*MODEL, *INPUT) if name not in before and (folder / name).exists()]
     if surplus and not before and not killed:
-        raise ConfigError(f"{folder / surplus[0]} exists and is of something else; choose another folder.")
+        raise ConfigError(f"{folder / surplus[0]} exists and is not part of a saved network; choose another folder.")
     folder.mkdir(parents=True, exist_ok=True)
     with held(folder / SAVING):
         if killed:
@@ -166,7 +169,7 @@ def _write(folder: Path, described: dict[str, Any], tensors: dict[str, Tensor], 
 def _write_files(
     folder: Path, described: dict[str, Any], tensors: dict[str, Tensor], mean: Tensor | None, before: set[str]
 ) -> None:
-    """Write the tensors under names that nothing refers to, then the description in one step, then clear up."""
+    """Write the tensors under unused names, then the description atomically, then remove the old files."""
     model, given = (next(name for name in names if name not in before) for names in (MODEL, INPUT))
     try:
         save_tensors(folder / model, tensors)
@@ -183,7 +186,7 @@ def _write_files(
 
 
 def _files_of(folder: Path) -> set[str]:
-    """The files of a network that was saved here before, if there is one."""
+    """Return the files of an earlier network in this folder, if there is one."""
     if not (folder / NAME).exists():
         return set()
     try:

@@ -1,4 +1,4 @@
-"""The trained network of a run, without the images that it was trained on."""
+"""Load the trained network of a run, without its images."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from maskconnect.training.options import Options
 
 
 def from_run(path: Path, device: str = "cpu") -> Saved:
-    """The network of a run that has ended, with its classes and its preprocessing, from the files in its folder."""
+    """Return the network of a finished run, with its classes and its preprocessing, from the files in its folder."""
     folder = ended(path)
     recipe, classes, mean = folder.recipe(), trained_classes(folder), folder.mean()
     try:
@@ -30,8 +30,8 @@ def from_run(path: Path, device: str = "cpu") -> Saved:
 
 
 def open_folder(path: Path) -> Saved:
-    """The network in a folder, on the CPU: that of a run, or one that was saved."""
+    """Return the network in the folder of a run, or in that of a saved network, on the CPU."""
     if not path.is_dir():
-        found = "is no folder" if path.exists() else "does not exist"
-        raise ConfigError(f"{path} {found}; name the folder of a run, or of a saved network.")
+        found = "is not a folder" if path.exists() else "does not exist"
+        raise ConfigError(f"{path} {found}; pass the folder of a run, or of a saved network.")
     return from_run(path) if (path / "recipe.toml").exists() else saved.read(path)

@@ -1,1 +1,1 @@
-"""Training: a run, its checkpoints and its log."""
+"""Training: runs, their checkpoints and their metrics."""

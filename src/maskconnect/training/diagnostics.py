@@ -1,4 +1,4 @@
-"""What a run tells about its activations."""
+"""The scale of activations, as a run reports it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from maskconnect.errors import MaskConnectError
 
 @torch.no_grad()
 def activation_scales(network: nn.Module, x: Tensor) -> list[float | None]:
-    """The root mean square of what the modules of each layer of the (first) stack read, and of the stack's output."""
+    """Return the root mean square of the inputs of each layer of the first stack, and of the output of the stack."""
     stack = next((part for part in network.modules() if isinstance(part, MaskedStack)), None)
     if stack is None:
         return []
@@ -28,10 +28,11 @@ def activation_scales(network: nn.Module, x: Tensor) -> list[float | None]:
         return hook
 
     modules, places = stack.flat(), stack.layout.places
-    asked = [stack.learning or on for on in stack.masks.settled().alive]  # others run once, to learn their shapes
+    # Modules that are not alive run only once, to record their shapes.
+    counted = [stack.learning or on for on in stack.masks.current_wiring().alive]
     handles: list[RemovableHandle] = [
         module.register_forward_pre_hook(note(layer))
-        for module, (layer, _), on in zip(modules, places, asked, strict=True)
+        for module, (layer, _), on in zip(modules, places, counted, strict=True)
         if on
     ]
     end = len(stack.layout.layers)
@@ -50,8 +51,8 @@ def activation_scales(network: nn.Module, x: Tensor) -> list[float | None]:
 
 
 def scales_in_words(network: nn.Module, x: Tensor) -> str:
-    """The scales of activations of one batch, where they can be had."""
+    """Return the scales of activations of one batch, or why they are unavailable."""
     try:
         return ", ".join("unread" if scale is None else f"{scale:.3g}" for scale in activation_scales(network, x))
     except MaskConnectError as error:
-        return f"not to be had ({error})"
+        return f"unavailable ({error})"

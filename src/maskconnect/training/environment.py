@@ -1,4 +1,4 @@
-"""What else than its recipe a result may depend on."""
+"""The software and hardware that a result may depend on, besides its recipe."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from maskconnect.training.options import Options
 
 
 def environment(options: Options) -> dict[str, Any]:
-    """What else a result may depend on."""
+    """Return versions, commit, machine and options of this process."""
     packages = ("maskconnect", "torch", "numpy", "safetensors", "pillow", "scikit-learn")
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -33,7 +33,7 @@ def environment(options: Options) -> dict[str, Any]:
 
 
 def machine_of(options: Options) -> dict[str, Any]:
-    """What the bits of a result depend on, beside the recipe and the data."""
+    """Return everything besides the recipe and the data that the exact bits of a result depend on."""
     return {
         "torch": str(torch.__version__),
         "cpu": torch.backends.cpu.get_cpu_capability(),
@@ -47,7 +47,7 @@ def machine_of(options: Options) -> dict[str, Any]:
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """In what two machines differ, in words."""
+    """Return the differences between two machines, in words."""
     return [
         f"{name} was {before.get(name)} and is {value}"
         for name, value in now.items()
@@ -63,7 +63,7 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """The git commit of the code, if it stands in a checkout; with a + if files have changed since."""
+    """Return the git commit of the code, if it is in a checkout, with a + if files have changed since."""
     here = Path(__file__).parent
     git = ["git", "-C", str(here)]
     try:
@@ -72,6 +72,6 @@ def _commit() -> str | None:
         changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", str(here)], capture_output=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
         return None
-    if tracked.returncode:  # installed somewhere inside a repository of another project
+    if tracked.returncode:  # installed inside the repository of another project
         return None
     return found.stdout.strip() + ("+" if changed.returncode else "")

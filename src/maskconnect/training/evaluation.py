@@ -1,4 +1,4 @@
-"""Accuracy of the network of a run: after an epoch, at the freeze and at the end."""
+"""Evaluate the network of a run: after an epoch, at the freeze and at the end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from maskconnect.training.predictions import Predictions, evaluating, predict
 from maskconnect.training.ranks import ALONE, Ranks
 
 SCALES_BY = 256 * 32**2
-"""The largest number of pixels that the scales of activations are computed from: every rank holds all of them."""
+"""The largest number of pixels used for the scales of activations, because every rank holds all of them."""
 
 Found = dict[str, Any]
 
@@ -29,17 +29,17 @@ class Evaluation:
     network: nn.Module
     images: Prepared
     machine: Machine
-    reestimate: int  # by so many batches are batch-norm statistics found anew where they are of drawn masks (D11)
+    reestimate: int  # batches to re-estimate batch-norm statistics of drawn masks with (D11)
     check: Callable[[], None]  # called before each batch; may raise
     ranks: Ranks = ALONE
 
     @property
     def learning(self) -> bool:
-        """Whether masks are still drawn in training."""
+        """Whether masks are still being learned."""
         return not all(masks.is_frozen for masks in masks_of(self.network))
 
     def epoch(self) -> Found:
-        """Scores of the validation set, if there is one, and of the test set; of the top-K while masks are learned."""
+        """Return the scores of the validation set, if any, and of the test set; of the top-K while masks learn."""
         parts = ("validation", "test") if self.images.validation is not None else ("test",)
         if not (self.learning and self.reestimate):
             return {part: self.scores(part) for part in parts}
@@ -48,21 +48,21 @@ class Evaluation:
             return {part: self.scores(part) for part in parts}
 
     def predictions(self) -> Predictions:
-        """Of the test set."""
+        """Return the predictions for the test set."""
         return predict(self.network, self.images.test, self.machine, self.check, self.ranks)
 
     def validation(self) -> Found | None:
-        """Scores of the validation set, if there is one."""
+        """Return the scores of the validation set, if there is one."""
         return None if self.images.validation is None else self.scores("validation")
 
     def scores(self, part: str) -> Found:
-        """Loss, top-1 and top-5 of a set."""
+        """Return loss, top-1 and top-5 of a set."""
         batches = self.images.test if part == "test" else self.images.validation
         assert batches is not None
         return asdict(predict(self.network, batches, self.machine, self.check, self.ranks).scores())
 
     def scales(self) -> list[float | None]:
-        """How large activations are, module by module, for the first images of the test set; on every rank the same."""
+        """Return the scales of activations for the first images of the test set; every rank gets the same."""
         test = self.images.test
         few = min(test.size, max(1, SCALES_BY // test.plan.size**2))
         x, _ = next(iter(replace(test, size=few, rank=0, ranks=1).epoch(0)))
@@ -70,5 +70,5 @@ class Evaluation:
             return activation_scales(self.network, self.machine.ready(x))
 
     def reestimate_(self) -> None:
-        """Find batch-norm statistics again, for the settled wiring (D11)."""
+        """Re-estimate batch-norm statistics for the top-K or frozen wiring (D11)."""
         reestimate_(self.network, self.images.train, self.reestimate, self.machine, self.check, self.ranks)

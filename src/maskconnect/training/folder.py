@@ -1,15 +1,15 @@
-"""A run folder: everything that a run leaves behind, as files that anybody can read.
+"""A run folder: all files of a run, in formats that any program can read.
 
 recipe.toml          the resolved recipe
-data.json            which images: how many, and a checksum
-environment.json     versions, commit, threads, options of every start
-metrics.jsonl        a line some steps, an epoch, the freeze
-masks/               the real masks at the end of every epoch in which they were learned
-wiring.json          which modules feed which, once that is fixed
-wiring.svg           the same as a picture, where modules have kinds
-checkpoints/         to go on from; at least two are kept
-final/               the trained network, what it needs to read images, and its predictions of the test set
-summary.json         what came of it; there is one when the run has ended
+data.json            the classes, and the number and checksum of the images
+environment.json     versions, commit, threads and options of every start
+metrics.jsonl        one line per interval of steps, per epoch, and for the freeze
+masks/               the real masks at the end of every epoch in which they learned
+wiring.json          which modules feed which, once it is fixed
+wiring.svg           the same as a drawing, if modules have kinds
+checkpoints/         to resume from; at least two are kept
+final/               the trained network, its preprocessing, and its predictions for the test set
+summary.json         the results; it exists once the run has finished
 """
 
 from __future__ import annotations
@@ -54,61 +54,63 @@ class RunFolder:
     """The files of one run."""
 
     def __init__(self, path: Path, *, writes: bool = True) -> None:
-        self.path, self.writes = path, writes  # of several ranks one writes
+        self.path, self.writes = path, writes  # only one rank writes
         self.checkpoints = Checkpoints(folder=path / "checkpoints")
         self._metrics: TextIO | None = None
         self._lock: TextIO | None = None
-        self._made: list[Path] = []  # files and folders that go again if the run never begins
+        self._made: list[Path] = []  # files and folders to remove if the run never starts
 
     @property
     def finished(self) -> bool:
-        """Whether the run has ended."""
+        """Whether the run has finished."""
         return (self.path / SUMMARY).exists()
 
     def claim(self, recipe: Recipe) -> dict[str, Any] | None:
-        """Make the folder this run's own; an error if it holds another recipe, or if another process works in it.
+        """Claim the folder for this run; an error if it holds another recipe, or if another process uses it.
 
-        Returns what came of the run, if it has ended.
+        Returns the summary of the run, if it has finished.
         """
         new = [self.path / name for name in ("recipe.toml", LOCK)] + [self.path, *self.path.parents]
         new = [place for place in new if not place.exists()]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            for name in (LOCK, METRICS):  # a pipe there would be waited for
+            for name in (LOCK, METRICS):  # opening a pipe would block
                 if (self.path / name).exists():
                     regular(self.path / name)
             self._lock = (self.path / LOCK).open("w")
         except OSError as error:
             raise ConfigError(
-                f"{self.path} cannot be written: {error.strerror}; choose another place by --out."
+                f"{self.path} cannot be written: {error.strerror}; choose another folder with --out."
             ) from None
         if not lock(self._lock):
-            raise ConfigError(f"another process trains in {self.path}; wait for it, or choose another --out.")
+            raise ConfigError(
+                f"another process is training in {self.path}; wait for it, or choose another folder with --out."
+            )
         self._made = new
         place = self.path / "recipe.toml"
         if not place.exists() and any(child.name != LOCK and not is_unfinished(child) for child in self.path.iterdir()):
-            raise ConfigError(f"{self.path} is not empty and holds no run; choose another place by --out.")
+            raise ConfigError(f"{self.path} is not empty and does not hold a run; choose another folder with --out.")
         if (self.path / "metrics.jsonl").exists():
             self.check_recipe(recipe)
-        else:  # a new run, or one that never began, because its data were not there perhaps
+        else:  # a new run, or one that never started, for example because its data were missing
             write_atomically(place, write(recipe, self.command()))
         for part in (self.path, self.path / "masks", self.path / "final"):
             remove_unfinished(part)
         return self.summary() if self.finished else None
 
     def check_recipe(self, recipe: Recipe) -> None:
-        """An error that says in what, if the run is of another recipe."""
+        """Raise an error that names the first difference, if the folder holds a run of another recipe."""
         theirs, ours = (assignments(write(replace(each, about="", paper=None))) for each in (self.recipe(), recipe))
         key = next((key for key in [*ours, *theirs] if ours.get(key) != theirs.get(key)), None)
         if key is None:
             return
         raise ConfigError(
             f"{self.path} holds a run of another recipe: {key} is {theirs.get(key, 'not set')} there and "
-            f"{ours.get(key, 'not set')} here. Choose another place by --out, or add --fresh for a new folder."
+            f"{ours.get(key, 'not set')} here. Choose another folder with --out, or add --fresh for a new one."
         )
 
     def holds_other(self, recipe: Recipe) -> bool:
-        """Whether a run of another recipe has begun here."""
+        """Return whether a run of another recipe has started here."""
         try:
             if (self.path / "metrics.jsonl").exists():
                 self.check_recipe(recipe)
@@ -117,25 +119,25 @@ class RunFolder:
         return False
 
     def recipe(self) -> Recipe:
-        """The recipe of the run."""
+        """Return the recipe of the run."""
         return load(str(self.path / "recipe.toml"))
 
     def note_start(self, options: Options, resumed: int) -> None:
-        """Add this start to the record of all."""
+        """Add this start to the record of all starts."""
         if not self.writes:
             return
         starts = [*self.starts(), environment(options) | {"from_step": resumed}]
         write_atomically(self.path / ENVIRONMENT, json.dumps(starts, indent=1, default=str) + "\n")
 
     def starts(self) -> list[dict[str, Any]]:
-        """The record of all starts, as far as it can be read."""
+        """Return the record of all starts, as far as it can be read."""
         found: Any = []
         with suppress(OSError, ValueError):
             found = read_json(self.path / ENVIRONMENT)
         return [start for start in found if isinstance(start, dict)] if isinstance(found, list) else []
 
     def open_metrics(self, size: int) -> None:
-        """Go on with the metrics after their first `size` bytes: later lines are of steps that will be taken again."""
+        """Continue the metrics after their first `size` bytes; the steps of later lines will be repeated."""
         if not self.writes:
             return
         place = self.path / "metrics.jsonl"
@@ -143,7 +145,7 @@ class RunFolder:
         found = place.stat().st_size
         if found < size:
             raise CheckpointError(
-                f"{place} has {found} bytes; the checkpoint knows of {size}. Begin anew with --fresh."
+                f"{place} has {found} bytes; the checkpoint expects at least {size}. Restart with --fresh."
             )
         os.truncate(place, size)
 
@@ -156,13 +158,13 @@ class RunFolder:
         self._metrics.flush()
 
     def metrics_size(self) -> int:
-        """How many bytes of metrics there are, all of them on the disk."""
+        """Return the number of bytes of metrics, after syncing them to disk."""
         assert self._metrics is not None
         os.fsync(self._metrics.fileno())
         return (self.path / "metrics.jsonl").stat().st_size
 
     def write_json(self, name: str, content: Any) -> None:
-        """A file that is whole or not there."""
+        """Write a JSON file atomically."""
         if not self.writes:
             return
         place = self.path / name
@@ -170,29 +172,29 @@ class RunFolder:
         write_atomically(place, json.dumps(finite(content), indent=1) + "\n")
 
     def data(self) -> dict[str, Any]:
-        """Which images the run is of."""
+        """Return the classes, and the numbers and checksums of the images."""
         found: dict[str, Any] = run_files.read_plain(self.path / DATA, run_files.DATA)
         return found
 
     def wiring(self) -> list[Any]:
-        """Which modules feed which, as plain data."""
+        """Return which modules feed which, as plain data."""
         found: list[Any] = run_files.read_plain(self.path / WIRING, run_files.WIRING)
         return found
 
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes."""
+        """Return the names of the classes."""
         return run_files.read_classes(self.path / CLASSES)
 
     def mean(self) -> Tensor:
-        """What is subtracted from every image."""
+        """Return the mean that is subtracted from every image."""
         return run_files.read_mean(self.path / INPUT)
 
     def predictions(self, classes: int) -> dict[str, Tensor]:
-        """What the final network said of the test images."""
+        """Return the predictions of the final network for the test images."""
         return run_files.read_predictions(self.path / PREDICTIONS, classes)
 
     def write_tensors(self, name: str, tensors: dict[str, Tensor]) -> None:
-        """Tensors, likewise."""
+        """Write tensors atomically."""
         if not self.writes:
             return
         place = self.path / name
@@ -200,27 +202,27 @@ class RunFolder:
         save_tensors(place, tensors)
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """Tensors of the run."""
+        """Return tensors of the run."""
         return load_tensors(self.path / name)
 
     def summary(self) -> dict[str, Any]:
-        """What came of the run."""
+        """Return the summary of the run; an error if it has not finished."""
         if not self.finished:
             if not (self.path / "recipe.toml").exists():
-                raise ConfigError(f"{self.path} is no run folder: it has no recipe.toml.")
-            raise ConfigError(f"the run in {self.path} has not ended; go on with it: {self.command()}")
+                raise ConfigError(f"{self.path} is not a run folder: it has no recipe.toml. Pass the folder of a run.")
+            raise ConfigError(f"the run in {self.path} has not finished; resume it with: {self.command()}")
         found: dict[str, Any] = run_files.read_plain(self.path / SUMMARY, run_files.SUMMARY)
         return found
 
     def command(self) -> str:
-        """What goes on with this run."""
+        """Return the command that resumes this run."""
         return shlex.join(["maskconnect", "train", str(self.path / "recipe.toml"), "--out", str(self.path)])
 
     def close(self) -> None:
-        """Let go of the folder; if the run never began, what was made for it goes."""
+        """Release the folder; if the run never started, remove what was created for it."""
         if self._made and not (self.path / "metrics.jsonl").exists():
             for place in self._made:
-                with suppress(OSError):  # a folder that something else is in
+                with suppress(OSError):  # a folder that is not empty stays
                     place.rmdir() if place.is_dir() else place.unlink()
         for file in (self._metrics, self._lock):
             if file is not None:
@@ -228,7 +230,7 @@ class RunFolder:
 
 
 def finite(value: Any) -> Any:
-    """Plain data whose numbers JSON can hold: what is not finite becomes null."""
+    """Return plain data with null for numbers that are not finite, which JSON cannot hold."""
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -237,22 +239,26 @@ def finite(value: Any) -> Any:
 
 
 def _by_numbers(path: Path) -> list[tuple[int, int, str]]:
-    """A key by which K=2 comes before K=10."""
+    """Return a sort key that puts K=2 before K=10."""
     parts = re.split(r"(\d+)", path.name)
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts]
 
 
 def find_runs(places: Sequence[Path]) -> list[Path]:
-    """The run folders that are meant: each is one itself, or a folder of some."""
+    """Return the run folders in some places; each place is a run folder, or a folder of run folders."""
     found: list[Path] = []
     for place in places:
         if (place / "recipe.toml").exists():
             found.append(place)
             continue
         if not place.is_dir():
-            raise ConfigError(f"{place} {'is no folder' if place.exists() else 'does not exist'}; name a run folder.")
+            raise ConfigError(
+                f"{place} {'is not a folder' if place.exists() else 'does not exist'}; pass a run folder."
+            )
         inside = sorted((child.parent for child in place.glob("*/recipe.toml")), key=_by_numbers)
         if not inside:
-            raise ConfigError(f"{place} is no run folder, and there is none in it: nothing has a recipe.toml.")
+            raise ConfigError(
+                f"{place} holds no run: neither it nor a folder in it has a recipe.toml. Pass a run folder."
+            )
         found += inside
     return list({path.resolve(): path for path in found}.values())

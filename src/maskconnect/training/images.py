@@ -1,4 +1,4 @@
-"""The images of a recipe, read, cut down as it says, and in batches."""
+"""Read the images of a recipe, select and shrink them as it says, and make batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from maskconnect.recipes.schema import Data, Recipe
 from maskconnect.training.options import Options
 
 CHOICE = 0
-"""The seed of the choice of images: all runs of a recipe, whatever their seed, see the same ones."""
+"""The seed of the selection of images: all runs of a recipe use the same images, whatever their seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,24 +31,24 @@ class Prepared:
     validation: Batches | None
     classes: tuple[str, ...]
     channels: int
-    mean: Tensor  # what is subtracted from every image
+    mean: Tensor  # subtracted from every image
 
     def fingerprint(self) -> dict[str, Any]:
-        """Which images these are, in a few words."""
+        """Return the classes, and the numbers and checksums of the images."""
         parts = {"train": self.train, "validation": self.validation, "test": self.test}
         found = {name: fingerprint(part.images) for name, part in parts.items() if part is not None}
         return {"classes": list(self.classes), **found}
 
     def compare(self, before: dict[str, Any]) -> None:
-        """An error if the images are not those that they were."""
+        """Raise an error if the images differ from those of an earlier fingerprint."""
         now = self.fingerprint()
         if now["classes"] != before.get("classes"):
-            raise DataError("the classes are not those that this run was trained on; give it the same --data.")
+            raise DataError("the classes differ from those that this run was trained on; pass the same --data.")
         for part, found in now.items():
             there = before.get(part)
             if found != there:
                 counts = f" ({there['images']:,} then, {found['images']:,} now)" if isinstance(there, dict) else ""
-                raise DataError(f"the {part} images are not those of this run{counts}; give it the same --data.")
+                raise DataError(f"the {part} images differ from those of this run{counts}; pass the same --data.")
 
 
 def prepare(
@@ -60,7 +60,7 @@ def prepare(
     rank: int = 0,
     ranks: int = 1,
 ) -> Prepared:
-    """Read the data set of a recipe. `mean` is that of the training images, if it is known already."""
+    """Read the data set of a recipe. `mean` is the mean of the training images, if it is already known."""
     splits = read(recipe.data, options.data)
     plan = recipe.augmentation
     if plan.mean == "pixel":
@@ -95,7 +95,7 @@ def prepare(
 
 
 def fingerprint(images: Images) -> dict[str, Any]:
-    """How many images there are, and a checksum of labels and pixels (of images in files: of their names)."""
+    """Return the number of images, and a checksum of labels and pixels (for images in files, of their names)."""
     digest = hashlib.sha256(images.labels.cpu().numpy().tobytes())
     if isinstance(images, Arrays):
         digest.update(images.images.cpu().contiguous().numpy().data)
@@ -105,7 +105,7 @@ def fingerprint(images: Images) -> dict[str, Any]:
 
 
 def read(data: Data, root: Path | None) -> Splits:
-    """The data set, with as many images as the recipe says."""
+    """Return the data set, with the number of images that the recipe says."""
     if root is None and data.name not in WITHOUT_FOLDER:
         root = Path("data")
     splits = load(data.name, root, labels=data.labels, validation=data.validation, seed=CHOICE)
@@ -115,14 +115,14 @@ def read(data: Data, root: Path | None) -> Splits:
 
 
 def averaged(image_NCHW: Tensor, side: int) -> Tensor:
-    """Bytes that are means over squares of the old ones, whose side divides those of the images."""
+    """Return images as bytes, averaged over squares; the side of a square must divide the sides of the images."""
     return image_NCHW if side == 1 else F.avg_pool2d(image_NCHW.float(), side).round().byte()
 
 
 def chosen(images: Images, count: int, what: str) -> Images:
-    """So many images, of every class alike."""
+    """Return `count` images, balanced over classes."""
     if count > len(images):
-        raise ConfigError(f"{what} is {count}; there are {len(images)} images.")
+        raise ConfigError(f"{what} is {count}; the set has only {len(images)} images. Set it to that or less.")
     if count == len(images):
         return images
     return images.subset(stratified(images, count, CHOICE))
@@ -138,12 +138,12 @@ def _in_memory(images: Images, workers: int) -> Images:
 
 
 def _shrunk(images: Images, side: int) -> Images:
-    """Images whose pixels are means over squares of the old ones."""
+    """Return images averaged over squares of this side."""
     if side == 1:
         return images
     if isinstance(images, Files):
-        raise ConfigError(f"data.shrink is {side}, which is for images in memory; these are in files.")
+        raise ConfigError(f"data.shrink is {side}; images in files cannot be shrunk. Set it to 1.")
     if any(length % side for length in images.images.shape[2:]):
         size = "x".join(map(str, images.images.shape[2:]))
-        raise ConfigError(f"data.shrink is {side}, which does not divide images of {size}.")
+        raise ConfigError(f"data.shrink is {side}; it must divide the height and width of the images, {size}.")
     return replace(images, images=torch.cat([averaged(part, side) for part in torch.split(images.images, 4096)]))

@@ -1,4 +1,4 @@
-"""The network of a run that has ended, from its files."""
+"""Load the network of a finished run from its files."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from maskconnect.training.predictions import predict
 
 
 def evaluate_run(path: Path, how: Options) -> tuple[dict[str, float], int]:
-    """Loss, top-1 and top-5 on the run's test set, and how many images that has."""
+    """Return loss, top-1 and top-5 on the test set of a run, and the number of test images."""
     network, prepared, machine = load_run(path, how)
     found = predict(network, prepared.test, machine, lambda: None)
     return asdict(found.scores()), len(prepared.test.images)
 
 
 def accuracies(path: Path, how: Options, networks: Sequence[nn.Module]) -> list[float] | None:
-    """The top-1 of networks on the test set of a run; None where `how` names no data and the set needs a folder."""
+    """Return the top-1 of networks on the test set of a run; None if the set needs a folder and `how` has none."""
     folder = ended(path)
     recipe = folder.recipe()
     if how.data is None and recipe.data.name not in WITHOUT_FOLDER:
@@ -39,7 +39,7 @@ def accuracies(path: Path, how: Options, networks: Sequence[nn.Module]) -> list[
 
 
 def load_run(path: Path, how: Options) -> tuple[nn.Module, Prepared, Machine]:
-    """The trained network of a run, and its images."""
+    """Return the trained network of a run, and its images."""
     folder = ended(path)
     recipe, machine = folder.recipe(), options.prepare(how)
     prepared = _images(folder, recipe, how, machine)
@@ -48,34 +48,36 @@ def load_run(path: Path, how: Options) -> tuple[nn.Module, Prepared, Machine]:
 
 
 def _images(folder: RunFolder, recipe: Recipe, how: Options, machine: Machine) -> Prepared:
-    """The images of a run; an error if they are no longer what they were."""
+    """Return the images of a run; an error if they have changed."""
     prepared = images.prepare(recipe, how, machine.device, mean=folder.mean())
     prepared.compare(folder.data())
     return prepared
 
 
 def ended(path: Path) -> RunFolder:
-    """The folder of a run that has ended; an error says what is wrong where it has not."""
+    """Return the folder of a finished run; an error if the run has not finished."""
     folder = RunFolder(path)
     folder.summary()
     return folder
 
 
 def trained_classes(folder: RunFolder) -> tuple[str, ...]:
-    """The names of the classes that a run has learned to tell apart."""
+    """Return the names of the classes that a run was trained on."""
     found = folder.classes()
     if tuple(folder.data()["classes"]) != found:
-        raise CheckpointError(f"{folder.path / CLASSES} and {DATA} beside it name different classes; one is damaged.")
+        raise CheckpointError(
+            f"{folder.path / CLASSES} and {DATA} of the run name different classes; use another copy of the run."
+        )
     return found
 
 
 def trained_network(folder: RunFolder, recipe: Recipe, classes: int, channels: int, machine: Machine) -> nn.Module:
-    """The network of a run, as it ended; torch's random numbers go on as if it had not been built."""
+    """Return the final network of a run, without changing the state of torch's random generator."""
     with torch.random.fork_rng(devices=[]):
         network = make_network(recipe, classes, channels, machine)
     try:
         network.load_state_dict(folder.tensors(MODEL))
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
         reason = cut(str(error).splitlines()[0])
-        raise CheckpointError(f"{folder.path / MODEL} does not fit the recipe beside it: {reason}") from None
+        raise CheckpointError(f"{folder.path / MODEL} does not fit the recipe of the run: {reason}") from None
     return network.eval()

@@ -1,4 +1,4 @@
-"""Sums over steps, for the means that metrics report."""
+"""Sums over steps, from which metrics report means."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from maskconnect.training.step import Step
 
 @dataclass
 class Tally:
-    """What some steps came to, together."""
+    """The sums over several steps."""
 
     loss: float = 0.0
     correct: int = 0
     images: int = 0
     steps: int = 0
     seconds: float = 0.0
-    waited: float = 0.0  # of these seconds, for images
+    waited: float = 0.0  # seconds of these spent waiting for images
 
     def add(self, step: Step, seconds: float, waited: float = 0.0) -> None:
-        """Count one more step, which took so long, part of it for want of images."""
+        """Add one step, the seconds that it took, and the seconds of these spent waiting for images."""
         self.loss += step.loss * step.images
         self.correct += step.correct
         self.images += step.images
@@ -29,9 +29,9 @@ class Tally:
         self.waited += waited
 
     def means(self) -> dict[str, float]:
-        """Loss and accuracy (in %) of an image, how fast images went, and how much of the time (in %) none was there.
+        """Return the mean loss, the accuracy in %, images per second, and the time spent waiting for data in %.
 
-        Of no image, no number.
+        Without any images, loss and accuracy are not a number.
         """
         speed = self.images / self.seconds if self.seconds else 0.0
         return {

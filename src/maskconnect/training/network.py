@@ -1,4 +1,4 @@
-"""The network of a run, as it starts."""
+"""Build the network of a run, with new or given weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 from maskconnect.errors import CheckpointError, ConfigError
 from maskconnect.models import build, save_memory_
 from maskconnect.models.groups import group_norms_
-from maskconnect.models.synced import synchronise_norms_
+from maskconnect.models.synced import synchronize_norms_
 from maskconnect.recipes.schema import Recipe
 from maskconnect.training.files import load_tensors
 from maskconnect.training.folder import MODEL
@@ -18,11 +18,11 @@ from maskconnect.training.options import Machine
 
 
 def make_network(recipe: Recipe, classes: int, channels: int, machine: Machine, *, synced: bool = False) -> nn.Module:
-    """The network of a recipe, as it starts; `synced` if its batch norms go over all ranks."""
+    """Return the network of a recipe with new weights; `synced` if its batch norms span all ranks."""
     torch.manual_seed(recipe.seed)
     network = build(recipe.model.spec(num_classes=classes, in_channels=channels, seed=recipe.seed))
     if synced:
-        synchronise_norms_(network)
+        synchronize_norms_(network)
     else:
         group_norms_(network, recipe.training.norm_group)
     if machine.lean:
@@ -33,7 +33,7 @@ def make_network(recipe: Recipe, classes: int, channels: int, machine: Machine, 
 
 
 def is_synced(recipe: Recipe, ranks: int, norm: str) -> bool:
-    """Whether batch norms go over all ranks: if asked to, or if the recipe has them see more than a rank has."""
+    """Return whether batch norms span all ranks: if requested, or if a group is larger than one rank's images."""
     training = recipe.training
     own = training.batch_size // ranks
     if norm != "recipe" or ranks == 1:
@@ -42,32 +42,34 @@ def is_synced(recipe: Recipe, ranks: int, norm: str) -> bool:
         return True
     if own % training.norm_group:
         raise ConfigError(
-            f"training.norm_group is {training.norm_group}, and each of {ranks} ranks has {own} images of a batch, "
-            "which are no whole groups; take another --nproc, or say --norm local or --norm sync."
+            f"training.norm_group is {training.norm_group}; it must divide the {own} images per batch that each of "
+            f"{ranks} ranks has. Change --nproc, or use --norm local or --norm sync."
         )
     return False
 
 
 def load_weights(network: nn.Module, place: Path) -> str:
-    """Start from the trained weights of a run (or of a folder with a model.safetensors); masks start anew.
+    """Load the trained weights of a run, or of a folder with a model.safetensors; masks keep their initial values.
 
-    A classifier for another number of classes starts anew too. Returns what was done, in a sentence.
+    So does a classifier for another number of classes. Returns a sentence that says what was loaded.
     """
     file = next((file for name in (MODEL, "model*.safetensors") for file in sorted(place.glob(name))), None)
     if file is None:
-        raise ConfigError(f"--init-from {place}: there is no {MODEL} in it; name the folder of a run that has ended.")
+        raise ConfigError(f"--init-from is {place}, which has no {MODEL}; pass the folder of a finished run.")
     saved = {name: value for name, value in load_tensors(file).items() if ".masks." not in name}
     own = {name: value for name, value in network.state_dict().items() if ".masks." not in name}
-    anew = [
+    fresh = [
         name
         for name in own
         if name.startswith("classifier.") and name in saved and saved[name].shape != own[name].shape
     ]
     missing = own.keys() - saved.keys()
     surplus = saved.keys() - own.keys()
-    wrong = [name for name in own if name in saved and name not in anew and saved[name].shape != own[name].shape]
+    wrong = [name for name in own if name in saved and name not in fresh and saved[name].shape != own[name].shape]
     if missing or surplus or wrong:
         name = sorted(missing | surplus | set(wrong))[0]
-        raise CheckpointError(f"{file} is of another network: {name} is not the same in both.")
-    network.load_state_dict({name: saved[name] for name in own if name not in anew}, strict=False)
-    return f"starting from the weights in {file}" + (", with a new classifier" if anew else "")
+        raise CheckpointError(
+            f"{file} belongs to another network: {name} differs. Use weights of the same architecture."
+        )
+    network.load_state_dict({name: saved[name] for name in own if name not in fresh}, strict=False)
+    return f"starting from the weights in {file}" + (", with a new classifier" if fresh else "")

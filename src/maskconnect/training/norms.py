@@ -1,4 +1,4 @@
-"""The running statistics of batch norms: found again for another wiring, kept, averaged over ranks."""
+"""Running statistics of batch norms: re-estimated for another wiring, restored, averaged over ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def reestimate_(
     check: Callable[[], None],
     ranks: Ranks = ALONE,
 ) -> None:
-    """Find the statistics of every batch norm anew, by `count` training batches through the settled wiring (D11)."""
+    """Re-estimate the statistics of every batch norm from `count` training batches, with the final wiring (D11)."""
     norms = [part for part in network.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
     momentum = [norm.momentum for norm in norms]
     with evaluating(network):
@@ -46,7 +46,7 @@ def reestimate_(
 
 @contextmanager
 def statistics_kept(network: nn.Module) -> Iterator[None]:
-    """Whatever happens to batch-norm statistics in this context is undone after it."""
+    """Restore batch-norm statistics at the end of this context."""
     kept = [(buffer, buffer.clone()) for buffer in statistics(network)]
     try:
         yield
@@ -56,15 +56,15 @@ def statistics_kept(network: nn.Module) -> Iterator[None]:
 
 
 def average_statistics_(network: nn.Module, ranks: Ranks) -> None:
-    """Make the running statistics of batch norms the mean over ranks, each of which has normed its part of a batch.
+    """Replace the running statistics of batch norms by their mean over ranks, each of which normalized its own images.
 
-    As they move in proportion to what is seen, that is what one process has that norms the same parts as groups.
+    Running statistics are linear in the batch statistics, so one process with the same groups gets the same values.
     """
     if ranks.count > 1 and not any(isinstance(part, SyncedBatchNorm2d) for part in network.modules()):
         ranks.average_([buffer for buffer in statistics(network) if buffer.is_floating_point()])
 
 
 def statistics(network: nn.Module) -> list[Tensor]:
-    """The running statistics of all batch norms."""
+    """Return the running statistics of all batch norms."""
     norms = (part for part in network.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm))
     return [buffer for norm in norms for buffer in norm.buffers()]

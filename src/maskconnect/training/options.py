@@ -1,4 +1,4 @@
-"""How a run is carried out: on what, how fast, how carefully. What it computes, the recipe says."""
+"""Options of a run that are not part of its recipe: device, precision, speed and safety."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ NORMS = ("recipe", "local", "sync")
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The choices of `maskconnect train` that are not part of a recipe."""
+    """The options of `maskconnect train` that are not part of a recipe."""
 
-    data: Path | None = None  # the folder that the data set is in
+    data: Path | None = None  # the folder that holds the data set
     device: str = "auto"
     precision: str = "fp32"
     channels_last: bool = False
-    compile: bool = False  # the network, once its wiring is fixed
-    lean: bool = False  # make wide tensors again backward, rather than keep them
-    threads: int | None = None  # of the CPU; None: as many as torch takes
+    compile: bool = False  # compile the network, once its wiring is fixed
+    lean: bool = False  # recompute wide tensors in the backward pass instead of keeping them
+    threads: int | None = None  # CPU threads; None: the default of torch
     deterministic: bool = False
     workers: int = 0  # processes that decode image files
-    checkpoint_every: float = 300.0  # seconds; one is written at the end of each phase too
+    checkpoint_every: float = 300.0  # seconds; each phase also ends with a checkpoint
     log_every: int = 50  # steps between lines of metrics
-    norm: str = "recipe"  # over what batch norms go on several ranks
-    skip_nonfinite: bool = False  # leave a batch out whose loss is not finite, instead of stopping
+    norm: str = "recipe"  # the images that batch norms see with several ranks
+    skip_nonfinite: bool = False  # skip batches whose loss is not finite, instead of stopping
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
@@ -44,19 +44,21 @@ class Options:
         if self.norm not in NORMS:
             raise unknown_name("norm", self.norm, NORMS)
         if self.lean and (self.precision not in WHOLE or self.compile):
-            raise ConfigError("--lean goes with neither --precision bf16 or fp16 nor --compile; leave one out.")
+            raise ConfigError(
+                "--lean works neither with --precision bf16 or fp16 nor with --compile; remove one of them."
+            )
         for name, least in (("workers", 0), ("log_every", 1)):
             if integer(name, getattr(self, name)) < least:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be {least} or more.")
         if self.threads is not None and not 1 <= integer("threads", self.threads) <= MOST_THREADS:
-            raise ConfigError(f"threads is {self.threads}; it must be 1 or more, and {MOST_THREADS} at most.")
+            raise ConfigError(f"threads is {self.threads}; it must be from 1 to {MOST_THREADS}.")
         if not 0 <= self.checkpoint_every <= math.inf:
             raise ConfigError(f"checkpoint_every is {self.checkpoint_every}; it must be 0 seconds or more.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """On what the network runs."""
+    """The device, precision and memory format of a network."""
 
     device: torch.device
     precision: Precision
@@ -64,17 +66,17 @@ class Machine:
     lean: bool = False
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """The context of a forward pass."""
+        """Return the context of a forward pass."""
         return self.precision.autocast()
 
     def ready(self, x: Tensor) -> Tensor:
-        """Images in the memory format and in the numbers that the weights have."""
+        """Return images in the memory format and the precision of the weights."""
         x = x.double() if self.precision.name == "fp64" else x
         return x.contiguous(memory_format=torch.channels_last) if self.channels_last else x
 
 
 def prepare(options: Options, *, tune_allocator: bool = True) -> Machine:
-    """Set torch up as the options say, and the C library's allocator for training."""
+    """Configure torch according to the options, and tune the allocator of the C library for training."""
     device = device_of(options.device)
     if tune_allocator:
         keep_memory()
@@ -89,9 +91,9 @@ def prepare(options: Options, *, tune_allocator: bool = True) -> Machine:
 
 
 def keep_memory() -> bool:
-    """Let the C library keep large blocks that were freed, where it can; whether it could.
+    """Make the C library keep large freed blocks; return whether that worked.
 
-    Otherwise every step gets the same blocks from the system anew, page by page: a tenth of a learning step.
+    Otherwise every step requests the same blocks from the system again, which takes a tenth of a learning step.
     """
     trim_threshold, most_mapped, never = -1, -4, 2**31 - 1
     try:
@@ -102,9 +104,9 @@ def keep_memory() -> bool:
 
 
 def device_of(name: str) -> torch.device:
-    """The device called `name`; "auto" is a GPU where there is one."""
+    """Return the device called `name`; "auto" is a GPU if there is one."""
     if name in ("auto", "cuda") and torch.cuda.is_available():
-        return torch.device("cuda", torch.cuda.current_device())  # of this rank
+        return torch.device("cuda", torch.cuda.current_device())  # this rank's GPU
     if name == "auto":
         return torch.device("cpu")
     try:

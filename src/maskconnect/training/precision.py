@@ -1,7 +1,7 @@
-"""The number formats to train in, and whether this machine can.
+"""The number formats to train in, and a check that this machine supports them.
 
-Some virtual CPUs advertise instructions (AMX) on which oneDNN then dies, and the whole process with it. So bf16 and
-fp16 are tried in a child process first.
+Some virtual CPUs advertise instructions (AMX) that crash oneDNN and the whole process. So bf16 and fp16 are first tried
+in a child process.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from maskconnect.errors import ConfigError, unknown_name
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 PRECISIONS = tuple(DTYPES)
 WHOLE = ("fp32", "fp64")
-"""Those that weights are kept in."""
+"""The formats without autocast."""
 
 WITHOUT_AMX = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
 TIMEOUT = 120.0  # seconds
 
-# The sizes reach the kernels of real networks: oneDNN takes others for few channels.
+# These sizes use the kernels of real networks; oneDNN has others for few channels.
 SCRIPT = """
 import contextlib, sys
 with contextlib.suppress(ImportError, OSError, ValueError):
     import resource
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # if this dies, it leaves no core file
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash leaves no core file
 import torch
 from torch import nn
 
@@ -58,7 +58,7 @@ if not all(bool(value.isfinite().all()) for value in (loss, *net.parameters())):
 
 @dataclass(frozen=True)
 class Precision:
-    """The number format of the forward and backward passes; weights are fp32, or all is fp64 (to compare results)."""
+    """The number format of forward and backward passes; weights are fp32, or everything is fp64 (to compare)."""
 
     name: str
     device_type: str
@@ -68,31 +68,31 @@ class Precision:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What weights and images are kept in."""
+        """The format of weights and images."""
         return torch.float64 if self.name == "fp64" else torch.float32
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Within it, the forward pass computes in this format."""
+        """Return the context in which the forward pass uses this format."""
         if self.name in WHOLE:
             return nullcontext()
         return torch.autocast(self.device_type, dtype=DTYPES[self.name])
 
     def scaler(self) -> torch.amp.GradScaler | None:
-        """What keeps small gradients from vanishing in fp16; the other formats need none."""
+        """Return the gradient scaler that fp16 needs; None for other formats."""
         return torch.amp.GradScaler(self.device_type) if self.name == "fp16" else None
 
 
 def probe(name: str, device: str) -> dict[str, str]:
-    """The environment variables to set before a network first runs in this precision, or the error that it cannot.
+    """Return the environment variables that this precision needs; an error if it does not work here.
 
-    oneDNN reads them once, at its first use: set them before any network has run in this process.
+    oneDNN reads them once, at its first use, so set them before any network runs in this process.
     """
     _known(name)
     if name in WHOLE:
         return {}
     if device.startswith("cuda"):
         if name == "bf16" and not torch.cuda.is_bf16_supported():
-            raise ConfigError(f"the device {device} has no bf16; use --precision fp16 or --precision fp32.")
+            raise ConfigError(f"the device {device} does not support bf16; use --precision fp16 or --precision fp32.")
         return {}
     variables: dict[str, str] = {}
     died, failure = _try(name, device, variables)
@@ -110,7 +110,7 @@ def _known(name: str) -> None:
 
 
 def _try(name: str, device: str, variables: dict[str, str]) -> tuple[bool, str]:
-    """Train a small network in a child process: whether a signal ended it, and what it did wrong, if anything."""
+    """Train a small network in a child process; return whether a signal ended it, and the failure, if any."""
     command = [sys.executable, "-P", "-c", SCRIPT, str(DTYPES[name]).removeprefix("torch."), device]
     try:
         child = subprocess.run(
@@ -124,13 +124,13 @@ def _try(name: str, device: str, variables: dict[str, str]) -> tuple[bool, str]:
             errors="replace",
         )
     except subprocess.TimeoutExpired:
-        return False, f"did not end within {TIMEOUT:g} s"
+        return False, f"did not finish within {TIMEOUT:g} s"
     except OSError as error:
         return False, f"could not be tried ({error.strerror})"
     if child.returncode == 0:
         return False, ""
     if child.returncode < 0:
-        return True, f"died by {_signal(-child.returncode)}"
+        return True, f"was killed by {_signal(-child.returncode)}"
     lines = child.stderr.strip().splitlines() or [f"exit code {child.returncode}"]
     return False, f"failed ({lines[-1].strip()})"
 

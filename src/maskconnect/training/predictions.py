@@ -1,4 +1,4 @@
-"""Predictions of a network on a set, in eval mode: with the frozen masks, the top-K, or drawn masks."""
+"""Predictions of a network for a set, in eval mode: with frozen masks, the top-K, or drawn masks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOP = 5
 
 @dataclass(frozen=True)
 class Scores:
-    """Mean loss, and the share of images (in %) whose class is the first, or among the first five."""
+    """The mean loss, and the percentage of images whose class is the most likely one, or among the five most likely."""
 
     loss: float
     top1: float
@@ -30,7 +30,7 @@ class Scores:
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """The likeliest classes of each image, best first. Shape letters: N images, R ranks (five, or all classes)."""
+    """The most likely classes of each image, best first. Shape letters: N images, R ranks (five, or all classes)."""
 
     label_N: Tensor
     class_NR: Tensor
@@ -38,7 +38,7 @@ class Predictions:
     loss_N: Tensor
 
     def scores(self) -> Scores:
-        """What they come to."""
+        """Return the mean loss and the accuracies."""
         hit_NR = self.class_NR == self.label_N[:, None]
         top1, top5 = (100 * int(hit_NR[:, :k].sum()) / len(hit_NR) for k in (1, TOP))
         return Scores(float(self.loss_N.double().mean()), top1, top5)
@@ -50,14 +50,14 @@ def predict(
 ) -> Predictions:
     """Run a network over a set; `check` is called before each batch and may raise.
 
-    Each rank has its part of every batch, and gets the predictions of all, in order.
+    Each rank processes its part of every batch, and gets the predictions of all ranks, in order.
     """
     rows: list[tuple[Tensor, ...]] = []
     with evaluating(network):
         for x, y in batches.epoch(0):
             check()
             scores = x.new_zeros(0, len(batches.images.classes))
-            if len(x):  # a rank may have none of the last batch
+            if len(x):  # a rank may have no images of the last batch
                 with machine.autocast():
                     scores = network(machine.ready(x))
             scores = scores.float()
@@ -69,7 +69,7 @@ def predict(
 
 @contextmanager
 def evaluating(network: nn.Module) -> Iterator[None]:
-    """Eval mode, and back to how every part was before."""
+    """Switch to eval mode, and restore the mode of every module afterwards."""
     training = [part for part in network.modules() if part.training]
     network.eval()
     try:
@@ -81,7 +81,7 @@ def evaluating(network: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def drawing(network: nn.Module) -> Iterator[None]:
-    """Let stacks draw their masks even where the rest of the network is in eval mode; the draws leave no trace."""
+    """Let stacks draw masks while the rest of the network is in eval mode, and restore their state afterwards."""
     learned = [masks for masks in masks_of(network) if not masks.is_frozen]
     before = [(masks, masks.real.detach().clone(), masks.generator.get_state()) for masks in learned]
     handles = [s.register_forward_pre_hook(_set_training) for s in network.modules() if isinstance(s, MaskedStack)]
@@ -96,4 +96,4 @@ def drawing(network: nn.Module) -> Iterator[None]:
 
 
 def _set_training(stack: nn.Module, _: object) -> None:
-    stack.training = True  # its own flag alone: the modules in it stay in eval mode
+    stack.training = True  # only its own flag: its modules stay in eval mode

@@ -1,4 +1,4 @@
-"""What a person sees of a run while it goes on: a bar on a terminal, plain lines elsewhere, or nothing."""
+"""Show the progress of a run: as a bar on a terminal, as plain lines elsewhere, or not at all."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ LINE_EVERY = 10.0
 """Seconds between plain lines."""
 
 NARROW = 118
-"""Columns of a terminal below which the line beside the bar is a short one."""
+"""The number of terminal columns below which the text beside the bar is shortened."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a run is."""
+    """The progress of a run."""
 
     phase: str
     epoch: int  # of the whole run, from 1
@@ -30,10 +30,10 @@ class Progress:
     accuracy: float  # in %, on the training images of this epoch so far
     images_per_second: float
     seconds_left: float | None
-    waiting_for_data: float = 0.0  # in % of the time
+    waiting_for_data: float = 0.0  # % of the time
 
     def text(self, *, short: bool = False) -> str:
-        """In words; `short` where there is little room."""
+        """Return the progress in words; `short` for narrow terminals."""
         left = "" if self.seconds_left is None else f"  {duration(self.seconds_left)} left"
         if short:
             return f"{self.phase}: epoch {self.epoch}/{self.epochs}  loss {self.loss:.3f}{left}"
@@ -45,46 +45,46 @@ class Progress:
 
 
 class Shown(Protocol):
-    """How far something is, for whoever shows it."""
+    """Progress that can be shown."""
 
     @property
     def step(self) -> float:
-        """So far."""
+        """The steps so far."""
 
     @property
     def steps(self) -> float:
-        """In all."""
+        """The number of all steps."""
 
     def text(self, *, short: bool = False) -> str:
-        """In words."""
+        """Return the progress in words."""
 
 
 class Silent(AbstractContextManager["Silent"]):
-    """Shows nothing; what the others show is this, with something in it."""
+    """Show nothing. Other displays override these methods."""
 
     def __exit__(self, *_: object) -> None:
         pass
 
     def progress(self, now: Shown) -> None:
-        """A step was taken."""
+        """Show the progress after a step."""
 
     def line(self, text: str) -> None:
-        """Something that stays on the screen."""
+        """Show a line that stays on the screen."""
 
 
 class Lines(Silent):
-    """Plain lines on standard output: what happens, and now and then how far the run is."""
+    """Plain lines on standard output: events, and the progress every few seconds."""
 
     def __init__(self) -> None:
         self._last = time.monotonic()
 
     def progress(self, now: Shown) -> None:
-        """A line, if the last one was long ago."""
+        """Print a line, if the last one is old enough."""
         if time.monotonic() - self._last > LINE_EVERY:
             self.line(now.text())
 
     def line(self, text: str) -> None:
-        """Print it."""
+        """Print a line."""
         self._last = time.monotonic()
         print(printable(text), flush=True)
 
@@ -123,12 +123,12 @@ class Bar(Silent):
 
 
 def usual() -> Silent:
-    """A bar on a terminal, lines elsewhere."""
+    """Return a bar on a terminal, lines elsewhere."""
     return Bar() if sys.stdout.isatty() else Lines()
 
 
 def duration(seconds: float) -> str:
-    """A time as people say it: 45 s, 3:20, 2:05:00."""
+    """Return a time in the form 45 s, 3:20 or 2:05:00."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

@@ -1,7 +1,7 @@
-"""What the files of a run say. Each is checked as it is read, so that no verb stumbles over a damaged or foreign one.
+"""Read the files of a run, and check them, so that every command reports damaged or foreign files.
 
-A shape is a `Kind`, a table of shapes (a key that ends in ? may be missing), a list of one shape for all items, or a
-tuple of shapes of which one fits.
+A shape is a `Kind`, a table of shapes (a key that ends in ? may be missing), a list with one shape for all items, or a
+tuple of alternative shapes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from maskconnect.reading import read_json
 from maskconnect.training.files import load_tensors
 
 LARGEST = 1e30
-"""Numbers beyond this are as good as infinite."""
+"""Larger numbers count as infinite."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def _is_number(found: object) -> bool:
 
 
 NOTHING = Kind("null", lambda found: found is None)
-TEXT = Kind("a text", lambda found: isinstance(found, str))
+TEXT = Kind("a string", lambda found: isinstance(found, str))
 NUMBER = Kind("a number", _is_number)
 PERCENT = Kind("a number from 0 to 100", lambda found: _is_number(found) and 0 <= found <= 100)
 SECONDS = Kind("a number of 0 or more", lambda found: _is_number(found) and found >= 0)
@@ -62,7 +62,7 @@ Tensors = dict[str, Tensor]
 
 
 def check(found: Any, shape: Any, where: str) -> None:
-    """A ValueError that says where, if what was found has another shape."""
+    """Raise a ValueError that names the place, if the data have another shape."""
     if isinstance(shape, Kind):
         if not shape.fits(found):
             raise ValueError(f"{where} is {shown(found)}; it must be {shape.name}")
@@ -88,7 +88,7 @@ def _check_kind(found: Any, kind: type, name: str, where: str) -> None:
 
 
 def _check_one_of(found: Any, shapes: tuple[Any, ...], where: str) -> None:
-    """One of the shapes must fit; if none does, the error is that of the first."""
+    """Raise the error of the first shape, if none of the shapes fits."""
     errors = []
     for shape in shapes:
         try:
@@ -99,12 +99,12 @@ def _check_one_of(found: Any, shapes: tuple[Any, ...], where: str) -> None:
 
 
 def read_plain(path: Path, shape: Any) -> Any:
-    """What a JSON file of a run says, if it has the shape."""
+    """Return the content of a JSON file of a run; an error if it does not have the shape."""
     try:
         found = read_json(path)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise CheckpointError(f"{path} cannot be read: {reason}; it is a part of the run.") from None
+        raise CheckpointError(f"{path} cannot be read: {reason}. Use another copy of the run.") from None
     try:
         check(found, shape, "it")
     except ValueError as error:
@@ -113,18 +113,18 @@ def read_plain(path: Path, shape: Any) -> Any:
 
 
 def read_classes(path: Path) -> tuple[str, ...]:
-    """The names of the classes, of which there is at least one."""
+    """Return the names of the classes, at least one."""
     found = read_plain(path, Kind("JSON", lambda found: True))
     if not isinstance(found, list) or not found or not all(isinstance(name, str) for name in found):
-        raise CheckpointError(f"{path} is no list of names; it is damaged.")
+        raise CheckpointError(f"{path} is damaged: it must be a list of names. Use another copy of the run.")
     return tuple(found)
 
 
 def read_mean(path: Path) -> Tensor:
-    """What is subtracted from every image: C x H x W."""
+    """Return the mean that is subtracted from every image, C x H x W."""
     found = load_tensors(path)
     if "mean" not in found:
-        raise CheckpointError(f"{path} has no mean in it; it is of another program.")
+        raise CheckpointError(f"{path} does not contain a mean. Use another copy of the run.")
     mean = found["mean"]
     if mean.dim() != 3 or not mean.numel() or mean.dtype != torch.float32 or not bool(mean.isfinite().all()):
         kind = f"{tuple(mean.shape)} of {mean.dtype}"
@@ -133,7 +133,7 @@ def read_mean(path: Path) -> Tensor:
 
 
 def read_predictions(path: Path, classes: int) -> Tensors:
-    """Predictions of the test set: label N, class and probability N x R, wrong W, and perhaps wrong_images."""
+    """Return the predictions for the test set: label N, class and probability N x R, wrong W, maybe wrong_images."""
     found = load_tensors(path)
     try:
         _check_predictions(found, classes)
@@ -164,7 +164,7 @@ def _check_predictions(found: Tensors, classes: int) -> None:
 
 
 def _among(found: Tensor, count: int) -> bool:
-    """Whether these are numbers of `count` things."""
+    """Return whether all values are from 0 to `count` - 1."""
     if found.dtype != torch.int64:
         return False
     return not found.numel() or 0 <= int(found.min()) <= int(found.max()) < count

@@ -1,4 +1,4 @@
-"""All that changes in a run, in one place, so that a checkpoint is that and nothing else."""
+"""The state of a run: everything that changes, and so everything that a checkpoint holds."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from maskconnect.training.metrics import Tally
 
 @dataclass
 class Position:
-    """What comes next."""
+    """The position of the next step."""
 
     phase: int = 0
-    epoch: int = 0  # of the phase
-    batch: int = 0  # of the epoch
-    step: int = 0  # of the whole run
+    epoch: int = 0  # in the phase
+    batch: int = 0  # in the epoch
+    step: int = 0  # in the run
 
 
 @dataclass(kw_only=True)
@@ -35,22 +35,22 @@ class State:
     position: Position = field(default_factory=Position)
     interval: Tally = field(default_factory=Tally)  # since the last line of metrics
     epoch: Tally = field(default_factory=Tally)
-    phases: list[Tally] = field(default_factory=list)  # one a phase
+    phases: list[Tally] = field(default_factory=list)  # one per phase
     top: list[list[list[int]]] = field(default_factory=list)  # the connections at the end of the last epoch
     best: dict[str, Any] = field(default_factory=dict)  # the best epoch so far
-    freeze: dict[str, Any] = field(default_factory=dict)  # accuracy before and after it
-    skipped: int = 0  # batches left out because their loss was not finite
-    seconds: float = 0.0  # of all work so far, also in processes that were stopped
+    freeze: dict[str, Any] = field(default_factory=dict)  # accuracy before and after the freeze
+    skipped: int = 0  # batches skipped because their loss was not finite
+    seconds: float = 0.0  # total time, including processes that were stopped
 
     def note_best(self, line: dict[str, Any]) -> None:
-        """Remember the best epoch: by the validation set, or, if there is none, by the test set (D12)."""
+        """Remember the best epoch: by the validation set or, if there is none, by the test set (D12)."""
         chosen_on = "validation" if "validation" in line else "test"
         if line[chosen_on]["top1"] > self.best.get(chosen_on, {"top1": -1.0})["top1"]:
             best = {"chosen_on": chosen_on, "epoch": line["epoch"]}
             self.best = best | {part: line[part] for part in ("validation", "test") if part in line}
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as plain data and tensors."""
+        """Return the state as plain data and tensors."""
         return {
             "network": self.network.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -65,7 +65,7 @@ class State:
         }
 
     def load(self, saved: dict[str, Any]) -> None:
-        """Become what was saved."""
+        """Restore a saved state."""
         try:
             self.network.load_state_dict(saved["network"])
             self.optimizer.load_state_dict(saved["optimizer"])
@@ -74,7 +74,7 @@ class State:
             torch.set_rng_state(saved["random"])
             if saved["random_cuda"] and torch.cuda.is_available():
                 torch.cuda.set_rng_state_all(saved["random_cuda"])
-            for name, value in saved["position"].items():  # in place: the schedule holds it too
+            for name, value in saved["position"].items():  # in place, because the schedule shares it
                 setattr(self.position, name, value)
             self.interval, self.epoch = Tally(**saved["interval"]), Tally(**saved["epoch"])
             self.phases = [Tally(**tally) for tally in saved["phases"]]
@@ -82,11 +82,13 @@ class State:
                 setattr(self, name, saved[name])
         except (KeyError, TypeError, RuntimeError, ValueError) as error:
             reason = str(error).splitlines()[0]
-            raise CheckpointError(f"the checkpoint is of another network or another version: {reason}") from None
+            raise CheckpointError(
+                f"the checkpoint belongs to another network or version: {reason}. Restart with --fresh."
+            ) from None
 
 
 def new_state(network: nn.Module, recipe: Recipe, batches: int, scaler: torch.amp.GradScaler | None) -> State:
-    """The state at the start: nothing has been trained. An epoch has this number of batches."""
+    """Return the state of a new run whose epochs have this number of batches."""
     training, first = recipe.training, recipe.phase[0]
     groups = param_groups(
         network,

@@ -1,4 +1,4 @@
-"""What several runs show together: means, deviations, and intervals of paired differences."""
+"""Statistics over several runs: means, deviations, and confidence intervals of paired differences."""
 
 from __future__ import annotations
 
@@ -8,61 +8,61 @@ from dataclasses import dataclass
 from statistics import NormalDist, fmean, stdev
 
 MANY = 1000
-"""From how many degrees of freedom on Student's quantile is computed by a series; finite sums would be slow."""
+"""From this number of degrees of freedom on, Student's quantile comes from a series, because finite sums are slow."""
 
 
 @dataclass(frozen=True)
 class Statistic:
-    """What several runs have in common."""
+    """The mean and deviation over several runs."""
 
     count: int
     mean: float
-    deviation: float | None  # of a sample; None where there is one run only
+    deviation: float | None  # of a sample; None for a single run
 
     def text(self, digits: int = 2) -> str:
-        """As people write it."""
+        """Return the mean and deviation as text."""
         spread = "" if self.deviation is None else f" ± {self.deviation:,.{digits}f}"
         return f"{self.mean:,.{digits}f}{spread}"
 
 
 def statistic(values: Sequence[float]) -> Statistic:
-    """The mean, and the standard deviation of a sample."""
+    """Return the mean and the sample standard deviation."""
     return Statistic(len(values), fmean(values), stdev(values) if len(values) > 1 else None)
 
 
 @dataclass(frozen=True)
 class Difference:
-    """By how much one thing is better than another, in runs that come in pairs."""
+    """The difference between two things over pairs of runs."""
 
-    pairs: tuple[float, ...]  # the difference of each
+    pairs: tuple[float, ...]  # the difference of each pair
     mean: float
-    interval: tuple[float, float] | None  # of 95 %; None where pairs do not vary, or there is one only
-    deviation: float | None = None  # of the pairs; None where there is one only
+    interval: tuple[float, float] | None  # of 95 %; None if pairs do not vary, or for a single pair
+    deviation: float | None = None  # of the pairs; None for a single pair
 
     @property
     def count(self) -> int:
-        """How many pairs there are."""
+        """The number of pairs."""
         return len(self.pairs)
 
     def text(self, digits: int = 2) -> str:
-        """As people write it; empty where nothing is known of how much pairs vary."""
+        """Return the difference and its interval as text; empty without an interval."""
         if self.interval is None:
             return ""
         mean, low, high = (f"{x:+,.{digits}f}" for x in (self.mean, *self.interval))
         return f"{mean} ({low} to {high})"
 
     def pairs_to_see(self, difference: float) -> int | None:
-        """How many pairs it takes to see a difference so large; None where nobody knows how much pairs vary."""
+        """Return the number of pairs that it takes to detect this difference; None without an interval."""
         return None if self.interval is None or self.deviation is None else pairs_needed(self.deviation, difference)
 
     @property
     def significant(self) -> bool:
-        """Whether zero is outside the interval."""
+        """Whether the interval excludes zero."""
         return self.interval is not None and not self.interval[0] <= 0 <= self.interval[1]
 
     @property
     def verdict(self) -> str:
-        """What that shows, in plain words."""
+        """The conclusion, in words."""
         if self.interval is None:
             few = ("no pair", "one pair shows nothing")
             return few[self.count] if self.count < 2 else f"all {self.count} pairs differ by the same: no interval"
@@ -70,11 +70,11 @@ class Difference:
             return f"better, at n={self.count}"
         if self.interval[1] < 0:
             return f"worse, at n={self.count}"
-        return f"no difference shown at n={self.count}"
+        return f"no significant difference at n={self.count}"
 
 
 def paired_difference(ours: Sequence[float], theirs: Sequence[float]) -> Difference:
-    """The mean of ours - theirs, pair by pair, and Student's interval of it."""
+    """Return the mean of ours - theirs over pairs, with Student's confidence interval."""
     pairs = tuple(a - b for a, b in zip(ours, theirs, strict=True))
     count, mean = len(pairs), fmean(pairs) if pairs else 0.0
     if count < 2 or max(pairs) - min(pairs) < 1e-9:
@@ -85,9 +85,9 @@ def paired_difference(ours: Sequence[float], theirs: Sequence[float]) -> Differe
 
 
 def pairs_needed(deviation: float, difference: float) -> int:
-    """How many pairs leave zero out of the interval of 95 % in four of five experiments, if `difference` is the truth.
+    """Return the number of pairs that detect a true `difference` with 80 % power at the 95 % level.
 
-    The power calculation of a paired t-test, by Student's quantiles in the place of normal ones: the smallest n with
+    The power calculation of a paired t-test, with Student's quantiles instead of normal ones: the smallest n with
     (t(0.975) + t(0.8)) * deviation / sqrt(n) <= difference.
     """
 
@@ -105,13 +105,13 @@ def pairs_needed(deviation: float, difference: float) -> int:
 
 
 def difference_by_seed(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference:
-    """The same over the seeds that both have."""
+    """Return the paired difference over the seeds that both have."""
     seeds = [seed for seed in ours if seed in theirs]
     return paired_difference([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
 
 
 def student_quantile(probability: float, freedom: int) -> float:
-    """The quantile of Student's t for a probability above one half: by bisection, from MANY degrees on by a series."""
+    """Return the quantile of Student's t for a probability above 0.5, by bisection; from MANY degrees, a series."""
     if freedom >= MANY:
         return _quantile_of_many(NormalDist().inv_cdf(probability), freedom)
     low, high = 0.0, 1.0
@@ -124,7 +124,7 @@ def student_quantile(probability: float, freedom: int) -> float:
 
 
 def _quantile_of_many(z: float, freedom: int) -> float:
-    """Fisher's series for the quantile, from the normal one; from 1,000 degrees on its next term is below 1e-13."""
+    """Return Fisher's series for the quantile; from 1,000 degrees of freedom on, its next term is below 1e-13."""
     terms = (
         (z**3 + z) / 4,
         (5 * z**5 + 16 * z**3 + 3 * z) / 96,
@@ -135,7 +135,7 @@ def _quantile_of_many(z: float, freedom: int) -> float:
 
 
 def student(t: float, freedom: int) -> float:
-    """P(T <= t) for whole degrees of freedom, by the finite sums that there are for them."""
+    """Return P(T <= t) for an integer number of degrees of freedom, by finite sums."""
     odd, angle = freedom % 2, math.atan(t / math.sqrt(freedom))
     term = total = math.cos(angle) if odd else 1.0
     for k in range(2 + odd, freedom - 1, 2):

@@ -1,4 +1,4 @@
-"""One training step: Algorithm 1, with the weights updated by SGD beside the masks."""
+"""The gradients of one training step (Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from maskconnect.training.ranks import ALONE, Ranks
 
 
 class Step(NamedTuple):
-    """What came of a step."""
+    """The results of a step."""
 
     loss: float
     correct: int
     images: int
-    gradient: float  # the norm of all gradients together, as large as a scaler made them
+    gradient: float  # the norm of all gradients, scaled if there is a scaler
 
 
 def gradients(
@@ -41,9 +41,9 @@ def gradients(
     ranks: Ranks = ALONE,
     images: int | None = None,
 ) -> Step:
-    """Forward and backward of one batch, in `parts` that follow each other; each of them draws its own masks.
+    """Run the forward and backward pass of one batch, in `parts`; each part draws its own masks.
 
-    `images` is how many the batch has on all ranks, of which x and y are this rank's.
+    `images` is the number of images in the batch on all ranks; x and y are those of this rank.
     """
     optimizer.zero_grad(set_to_none=True)
     images = len(y) if images is None else images
@@ -53,9 +53,9 @@ def gradients(
         x_part, y_part = x[part], y[part]
         last = part.stop == len(y)
         with network.no_sync() if isinstance(network, DistributedDataParallel) and not last else nullcontext():
-            with machine.autocast(), one_value_in_a_sentence(len(y)):
+            with machine.autocast(), single_value_explained(len(y)):
                 scores = network(machine.ready(x_part))
-            share = len(y_part) * ranks.count / images  # gradients are averaged, and ranks may have unlike parts
+            share = len(y_part) * ranks.count / images  # gradients are averaged, and parts may differ in size
             loss = F.cross_entropy(scores.to(torch.promote_types(scores.dtype, torch.float32)), y_part) * share
             (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
         total += loss.detach()
@@ -66,33 +66,34 @@ def gradients(
 
 
 def parts_of(images: int, parts: int, ranks: Ranks = ALONE) -> list[slice]:
-    """The images of a batch in parts of like size, of which this rank has every so-many-th from its own number on."""
+    """Split a batch into parts of similar size, and return this rank's slices: it has images rank, rank + ranks, ..."""
     ends = [number * (images // parts) + min(number, images % parts) for number in range(parts + 1)]
     own = [-(-(end - ranks.rank) // ranks.count) if end > ranks.rank else 0 for end in ends]
     return [slice(first, end) for first, end in itertools.pairwise(own)]
 
 
 @contextmanager
-def one_value_in_a_sentence(images: int) -> Iterator[None]:
-    """A batch norm cannot normalise a single value; torch's own error says that, but not what to do."""
+def single_value_explained(images: int) -> Iterator[None]:
+    """Add to torch's error about a batch norm over a single value what to do about it."""
     try:
         yield
     except ValueError as error:
         if "more than 1 value per channel" not in str(error):
             raise
         raise ConfigError(
-            f"a batch norm sees one value of each channel, in a batch of {images}; change training.batch_size (so that "
-            "the last batch of an epoch is larger), training.accumulate or training.norm_group."
+            f"a batch norm sees a single value per channel in a batch of {images}; it needs at least 2. Change "
+            "training.batch_size (so that the last batch of an epoch is larger), training.accumulate or "
+            "training.norm_group."
         ) from None
 
 
 @contextmanager
-def compiler_errors_in_a_sentence() -> Iterator[None]:
-    """What keeps torch.compile from working, such as that there is no C++ compiler, is the user's to mend."""
-    from torch._dynamo.exc import TorchDynamoException  # here, because to import it takes a second
+def compiler_errors_explained() -> Iterator[None]:
+    """Turn errors of torch.compile, such as a missing C++ compiler, into one sentence for the user."""
+    from torch._dynamo.exc import TorchDynamoException  # here, because importing it takes a second
 
     try:
         yield
     except TorchDynamoException as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(f"the network cannot be compiled here: {reason}; leave --compile out.") from None
+        raise ConfigError(f"the network cannot be compiled here: {reason}; remove --compile.") from None

@@ -1,6 +1,6 @@
-"""SIGTERM and Ctrl-C ask a run to stop: it ends the step, saves, and says how to go on. A second one stops at once.
+"""Requests to stop a run. After SIGTERM or Ctrl-C it finishes the step, saves, and says how to resume.
 
-So does SIGUSR2, which batch systems send some time before the end of a job's time; a second one of these does nothing.
+A second signal stops it at once. Batch systems send SIGUSR2 before a job's time ends; a second SIGUSR2 does nothing.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 
 LOST_WORKER = 1
-"""In the place of a signal: a rank has lost a process that loads images. A signal to any rank counts for more."""
+"""Instead of a signal: a rank lost a process that loads images. A signal to any rank takes precedence."""
 
 PARENT = "MASKCONNECT_PARENT"
-"""The variable that names the process that a run should not outlive: killed or hung up, it takes its runs along."""
+"""The environment variable with the id of a process that a run should not outlive."""
 
-came_early: list[int] = []
-"""Signals that came before a run could note them: one that is raised while a library is loaded may be lost there."""
+early_signals: list[int] = []
+"""Signals that arrived before a run could handle them; one raised during an import could be lost."""
 
 
-class Stopped(Exception):  # noqa: N818 (it is no error)
-    """A run was asked to stop, and has saved what it had."""
+class Stopped(Exception):  # noqa: N818 (not an error)
+    """A run was asked to stop, and has saved its state."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -32,15 +32,15 @@ class Stopped(Exception):  # noqa: N818 (it is no error)
 
 
 class StopRequests:
-    """Within this context the signals are noted, and `check` raises once the run may stop."""
+    """A context that notes signals; `check` raises when the run can stop."""
 
     def __init__(self) -> None:
-        self.asked: int | None = came_early[0] if came_early else None
-        self.patient = False  # whether a second signal is no more than the first
+        self.asked: int | None = early_signals[0] if early_signals else None
+        self.patient = False  # whether a second signal is ignored
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopRequests:
-        if threading.current_thread() is threading.main_thread():  # only there may handlers be set
+        if threading.current_thread() is threading.main_thread():  # handlers can only be set there
             self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
         return self
 
@@ -49,7 +49,7 @@ class StopRequests:
             signal.signal(number, handler)
 
     def check(self) -> None:
-        """Stop here if asked to."""
+        """Raise `Stopped` if a signal arrived."""
         if self.asked is not None:
             raise Stopped(self.asked)
 

@@ -1,4 +1,4 @@
-"""What a run leaves at its end: the network, its predictions, the summary."""
+"""Write the final files of a run: the network, its predictions and the summary."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from maskconnect.training.predictions import Predictions
 from maskconnect.training.state import State
 
 WRONG = 32
-"""How many wrong images are kept."""
+"""The number of misclassified images to keep."""
 
 SIDE = 64
-"""How large these may be."""
+"""The largest side of these images, in pixels."""
 
 
 def finish(
@@ -41,15 +41,15 @@ def finish(
     folder.write_tensors(INPUT, {"mean": images.mean.cpu()})
     folder.write_tensors(PREDICTIONS, _predictions(predictions, images.test.images))
     folder.write_json(CLASSES, list(images.classes))
-    summary = summarise(recipe, state, predictions, validation)
+    summary = summarize(recipe, state, predictions, validation)
     folder.write_json("summary.json", summary)
     return summary
 
 
-def summarise(
+def summarize(
     recipe: Recipe, state: State, predictions: Predictions, validation: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """What came of the run. Accuracies are of the last epoch; the best epoch stands apart, with what chose it (D12)."""
+    """Return the summary: results of the last epoch, and the best epoch with the set that chose it (D12)."""
     counts, pruned = count_parameters(state.network), pruned_parameters(state.network)
     return {
         "recipe": recipe.name,
@@ -79,10 +79,10 @@ def _per_step(tally: Any) -> float | None:
 
 
 def _predictions(predictions: Predictions, images: Images) -> dict[str, Tensor]:
-    """The predictions, and the surest of the wrong ones with small pictures."""
+    """Return the predictions, and small images of the most confident mistakes."""
     wrong = (predictions.class_NR[:, 0] != predictions.label_N).nonzero()[:, 0]
-    surest = predictions.probability_NR[wrong, 0].argsort(descending=True, stable=True)
-    wrong = wrong[surest][:WRONG]
+    most_confident = predictions.probability_NR[wrong, 0].argsort(descending=True, stable=True)
+    wrong = wrong[most_confident][:WRONG]
     found = {
         "label": predictions.label_N,
         "class": predictions.class_NR,
@@ -95,7 +95,7 @@ def _predictions(predictions: Predictions, images: Images) -> dict[str, Tensor]:
 
 
 def small(images: Images, index: int) -> Tensor:
-    """A picture as bytes, C x H x W, and not above 64 pixels; those in files become square."""
+    """Return an image as bytes, C x H x W, with sides up to 64 pixels; images in files become square."""
     if isinstance(images, Arrays):
         picture = images.images[index].cpu()
         size = [min(SIDE, length) for length in picture.shape[1:]]

@@ -1,4 +1,4 @@
-"""Metrics for TensorBoard, where it is installed."""
+"""Write metrics for TensorBoard, if it is installed."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ CURVES = ("loss", "accuracy", "images_per_second", "lr", "mask_lr", "mask_entrop
 
 
 class Board:
-    """Curves in a folder; without TensorBoard it does nothing."""
+    """A writer of curves, which does nothing without TensorBoard."""
 
     def __init__(self, folder: Path, *, writes: bool = True) -> None:
         self.folder = folder
-        self.first: int | None = None  # events from this step on are of a run that was stopped after its checkpoint
+        self.first: int | None = None  # from this step on, events of an interrupted run are discarded
         self._writer: Any = None
         self._there = writes and importlib.util.find_spec("tensorboard") is not None
 
     def add(self, line: dict[str, Any]) -> None:
-        """The numbers of a line of metrics; those of steps and of epochs are curves apart."""
+        """Add the numbers of a line of metrics; steps and epochs have separate curves."""
         if not self._there:
             return
         step = line["step"]
-        if self._writer is None:  # not before it is needed: to import it takes longer than the first steps
+        if self._writer is None:  # only when needed: importing it takes longer than the first steps
             from torch.utils.tensorboard import SummaryWriter
 
             self._writer = SummaryWriter(str(self.folder), purge_step=self.first)
@@ -35,11 +35,11 @@ class Board:
                 self._writer.add_scalar(f"{part}/{name}", value, step)
 
     def flush(self) -> None:
-        """Bring what there is onto the disk."""
+        """Flush events to disk."""
         if self._writer is not None:
             self._writer.flush()
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write remaining events, and close the file."""
         if self._writer is not None:
             self._writer.close()

@@ -1,10 +1,10 @@
 """All branches of a ResNeXt at once: what `MaskedStack.forward` does one by one, in a few wide operations.
 
-Covered is what `mc.resnext` builds with a batch norm a branch, as long as nobody has changed it; anything else is left
-to the readable path.
+This covers unchanged networks that `mc.resnext` builds with a batch norm per branch; all else takes the reference
+path.
 
 Shape letters: N images, C branches of a module, T branches that read them, O output channels of a branch, H and W of
-its image, P = HW pixels, V rows that the last 1x1 convolution reads: the bottleneck, maybe the shortcut, and ones.
+its image, P = HW pixels, V rows that the last 1x1 convolution reads: the bottleneck, possibly the shortcut, and ones.
 """
 
 from __future__ import annotations
@@ -22,69 +22,69 @@ from maskconnect.models.resnext_fast.norms import (
     Moments,
     Norms,
     Tracked,
-    centred_rows,
+    centered_rows,
     covariances,
     folded,
-    normalised,
+    normalized,
     rows_of,
 )
-from maskconnect.models.resnext_fast.wide import Again, Factors, join
+from maskconnect.models.resnext_fast.wide import Factors, Recompute, join
 
 if TYPE_CHECKING:
     from maskconnect.models.branches import Branch, SharedProjection
 
 REDUCE, REDUCE_NORM, _, CONV, CONV_NORM, _, EXPAND, EXPAND_NORM = range(8)
-"""Where the parts of a branch are in its residual."""
+"""The positions of the parts of a branch in its residual."""
 
 KEPT_EVERY = 3
-"""Where memory is short, the inputs of one in so many modules are kept, and of those after a change of shape."""
+"""With `lean`, the inputs of every third module are kept, and of modules after a change of shape."""
 
 FOLDED_UP_TO = 128
-"""How many channels a shortcut's convolution may read to be folded: covariances grow with the square, norms do not."""
+"""The most input channels for which a shortcut is folded: covariances grow with their square, norms do not."""
 
 
 class Branched:
-    """The branches of a module that run, in order, and those who read them."""
+    """The branches of a module that run, in order, and their readers."""
 
     def __init__(self, layer: Layer, shortcut: SharedProjection | None) -> None:
         self.layer, self.shortcut = layer, shortcut
         self.parts = list(zip(*(cast("Branch", branch).residual for branch in layer.branches.values()), strict=True))
 
     def weights(self, place: int) -> Tensor:
-        """Of the convolutions of all branches, C x outputs x inputs x kernel."""
+        """Return the weights of the convolutions of all branches, C x outputs x inputs x kernel."""
         return torch.stack([cast(Tensor, conv.weight) for conv in self.parts[place]])
 
     def pointwise(self, place: int) -> Tensor:
-        """The same of 1x1 convolutions, as matrices."""
+        """Return the weights of 1x1 convolutions as matrices."""
         return self.weights(place).flatten(2)
 
     def norms(self, place: int) -> Norms:
-        """The batch norms of all branches."""
+        """Return the batch norms of all branches."""
         return Norms([cast(nn.BatchNorm2d, norm) for norm in self.parts[place]])
 
     @property
     def training(self) -> bool:
-        """Whether its norms take the statistics of the batch."""
+        """Whether its norms use the statistics of the batch."""
         return bool(self.parts[EXPAND_NORM][0].training)
 
     @property
     def alive(self) -> list[int]:
-        """Which of the branches that run can reach the output, by place."""
+        """The positions of the running branches that can reach the output."""
         return [place for place, branch in enumerate(self.layer.branches) if branch in self.layer.alive]
 
     @property
     def fan_in(self) -> int:
-        """K, of every reader."""
+        """K of every reader."""
         return self.layer.readers[0].fan_in
 
     def masks(self, like: Tensor) -> Tensor:
-        """What every reader reads, TC; while masks are learned, with a gradient."""
+        """Return the mask of every reader, TC; with a gradient while masks learn."""
         columns = {branch: column for column, branch in enumerate(self.layer.branches)}
         return torch.stack([_row(reader, columns, like) for reader in self.layer.readers])
 
 
 def _row(reader: Reader, columns: Mapping[int, int], like: Tensor) -> Tensor:
-    """What one reader reads."""
+    """Return the mask of one reader."""
     if reader.mask_S is None:
         read = [columns[k] for k, on in zip(reader.candidates, reader.active, strict=True) if on]
         values = like.new_ones(len(read))
@@ -96,11 +96,11 @@ def _row(reader: Reader, columns: Mapping[int, int], like: Tensor) -> Tensor:
 
 
 def run(modules: Sequence[Branched], x_NIHW: Tensor, *, lean: bool) -> Tensor | None:
-    """The output of the stack; None where the readable path must do it.
+    """Return the output of the stack; None if the reference path must compute it.
 
-    A matrix product reads a source also where its mask is zero: one that is not finite would spoil all readers.
+    A matrix product also reads sources whose mask is zero, so a source that is not finite would affect all readers.
 
-    Groups of images whose norms have statistics of their own (`groups.py`) run one after the other.
+    Groups of images with separate statistics (`groups.py`) run one after the other.
     """
     tracked, found = Tracked(), []
     G = groups_of(modules[0].norms(REDUCE_NORM).first, len(x_NIHW)) if modules[0].training else 1
@@ -109,7 +109,7 @@ def run(modules: Sequence[Branched], x_NIHW: Tensor, *, lean: bool) -> Tensor | 
         if one is None:
             return None
         found.append(one)
-    if not tracked.is_good():
+    if not tracked.all_finite():
         return None
     tracked.move_()
     if G == 1:
@@ -119,26 +119,28 @@ def run(modules: Sequence[Branched], x_NIHW: Tensor, *, lean: bool) -> Tensor | 
 
 
 def _run_group(modules: Sequence[Branched], x_NIHW: Tensor, tracked: Tracked, *, lean: bool) -> Tensor | None:
-    """The same for a group of images; None where the readable path has an error to tell."""
+    """Return the output for a group of images; None if the reference path would raise an error."""
     u_NDHW = F.conv2d(x_NIHW, modules[0].weights(REDUCE).flatten(0, 1))
     x_NCOHW = x_NIHW[:, None]  # one input for all branches
-    again: Again | None = None
+    recompute: Recompute | None = None
     for module, next_module in zip(modules, [*modules[1:], None], strict=True):
         h_NDHW = bottleneck(module, u_NDHW, tracked)
         N, _, H, W = h_NDHW.shape
         if (module.training and N * H * W == 1) or read_by_shortcut(module, x_NCOHW).shape[-2:] != (H, W):
             return None
         h_NCVP, a_COV, s_NCOP = wide_inputs(module, h_NDHW, x_NCOHW, tracked, lean=lean)
-        tracked.doubt(a_COV)
-        if not module.training:  # else its statistics are in the weights
-            tracked.doubt(h_NCVP)
+        tracked.require_finite(a_COV)
+        if not module.training:  # otherwise its statistics are in the weights
+            tracked.require_finite(h_NCVP)
         b_TRO = None if next_module is None else next_module.pointwise(REDUCE)
         factors = Factors(h_NCVP, a_COV, module.masks(h_NDHW), 1 / module.fan_in)
-        if lean and (again is None or module.shortcut is not None or len(again.modules) == KEPT_EVERY):
-            again = Again(s_NCOP)
-        x_NTOP, u_NTRP = join(factors, s_NCOP, b_TRO, again)
-        if again is not None:
-            again = None if s_NCOP is None else again.then(factors)  # shortcuts among the rows are dear to make
+        if lean and (recompute is None or module.shortcut is not None or len(recompute.modules) == KEPT_EVERY):
+            recompute = Recompute(s_NCOP)
+        x_NTOP, u_NTRP = join(factors, s_NCOP, b_TRO, recompute)
+        if recompute is not None:
+            recompute = (
+                None if s_NCOP is None else recompute.then(factors)
+            )  # recomputing shortcuts among the rows is slow
         x_NCOHW = x_NTOP.view(N, -1, x_NTOP.shape[2], H, W)
         if u_NTRP is not None:
             u_NDHW = u_NTRP.view(N, -1, H, W)
@@ -146,18 +148,18 @@ def _run_group(modules: Sequence[Branched], x_NIHW: Tensor, tracked: Tracked, *,
 
 
 def bottleneck(module: Branched, u_NDHW: Tensor, tracked: Tracked) -> Tensor:
-    """The bottlenecks of all branches, from the outputs of their first convolutions."""
-    v_NDHW = normalised(u_NDHW, module.norms(REDUCE_NORM), tracked, relu=True)
+    """Return the bottlenecks of all branches, from the outputs of their first convolutions."""
+    v_NDHW = normalized(u_NDHW, module.norms(REDUCE_NORM), tracked, relu=True)
     conv = cast(nn.Conv2d, module.parts[CONV][0])
     weight = module.weights(CONV).flatten(0, 1).contiguous()
     y_NDHW = F.conv2d(v_NDHW, weight, None, conv.stride, conv.padding, groups=len(module.layer.branches))
-    return normalised(y_NDHW, module.norms(CONV_NORM), tracked, relu=True)
+    return normalized(y_NDHW, module.norms(CONV_NORM), tracked, relu=True)
 
 
 def wide_inputs(
     module: Branched, h_NDHW: Tensor, x_NCOHW: Tensor, tracked: Tracked, *, lean: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """What `join` needs: rows, folded weights for them, and shortcuts that are not among the rows."""
+    """Return the arguments of `join`: rows, their folded weights, and shortcuts that are not among the rows."""
     C, (N, _, H, W) = len(module.layer.branches), h_NDHW.shape
     h_NCIHW, shortcut = h_NDHW.view(N, C, -1, H, W), module.shortcut
     if shortcut is None or not is_folded(module, x_NCOHW, lean=lean):
@@ -175,10 +177,10 @@ def wide_inputs(
 
 
 def is_folded(module: Branched, x_NCOHW: Tensor, *, lean: bool) -> bool:
-    """Whether the weights of a projection become columns of the branches' own.
+    """Return whether the weights of a projection become columns of the branches' weights.
 
-    Not where all branches have one input. Otherwise where that is little work, where its outputs shall not be kept, and
-    where some branch is dead, whose outputs have no part in the statistics.
+    They do not if all branches have one input. Otherwise they do if that is cheap, if its outputs must not be kept, or
+    if a branch is dead, because its outputs must not affect the statistics.
     """
     assert module.shortcut is not None
     cheap = module.shortcut.conv.in_channels <= FOLDED_UP_TO
@@ -186,10 +188,10 @@ def is_folded(module: Branched, x_NCOHW: Tensor, *, lean: bool) -> bool:
 
 
 def _rows(module: Branched, parts_NCIHW: Sequence[Tensor]) -> tuple[Tensor, list[Moments | None]]:
-    """The parts as rows, and in train mode their moments: of the first for each branch, of another for all together."""
+    """Return the parts as rows, and in train mode their moments: of the first per branch, of others pooled."""
     if not module.training:
         return rows_of(parts_NCIHW), [None for _ in parts_NCIHW]
-    h_NCVP, means = centred_rows(parts_NCIHW, module.alive)
+    h_NCVP, means = centered_rows(parts_NCIHW, module.alive)
     covariance_CVV, width, count = covariances(h_NCVP), means[0].shape[1], h_NCVP[:, 0, 0].numel()
     moments: list[Moments | None] = [(means[0], covariance_CVV[:, :width, :width], count)]
     for mean_1I in means[1:]:
@@ -198,15 +200,15 @@ def _rows(module: Branched, parts_NCIHW: Sequence[Tensor]) -> tuple[Tensor, list
 
 
 def projected(module: Branched, shortcut: SharedProjection, x_NCOHW: Tensor, tracked: Tracked) -> Tensor:
-    """The shortcuts of all branches, normalised together."""
+    """Return the shortcuts of all branches, normalized together."""
     read = read_by_shortcut(module, x_NCOHW).contiguous()
     N, C, *_ = read.shape
     y = F.conv2d(read.flatten(0, 1), shortcut.conv.weight.contiguous())
-    y = normalised(y, Norms([shortcut.norm.norm]), tracked, relu=False, branches=C)
+    y = normalized(y, Norms([shortcut.norm.norm]), tracked, relu=False, branches=C)
     return y.view(N, C, y.shape[1], -1)
 
 
 def read_by_shortcut(module: Branched, x_NCOHW: Tensor) -> Tensor:
-    """What the shortcuts read of the inputs."""
+    """Return the positions of the inputs that the shortcuts read."""
     vertical, horizontal = (1, 1) if module.shortcut is None else module.shortcut.conv.stride
     return x_NCOHW[:, :, :, ::vertical, ::horizontal]

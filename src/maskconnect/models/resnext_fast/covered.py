@@ -1,7 +1,7 @@
-"""Whether a ResNeXt is as `mc.resnext` built it, so that all its branches can run at once.
+"""Check that a ResNeXt is as `mc.resnext` built it, so that all its branches can run at once.
 
-A hook, another kind of layer, parameters of another type or on another device, a compiler that looks on: whatever it
-is, the readable path does it.
+The reference path handles all other cases: hooks, other layers, parameters of another dtype or device, a compiler that
+traces the model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from maskconnect.models.branches import Branch, ResidualSum, SharedBatchNorm, Sh
 from maskconnect.models.groups import GroupedBatchNorm2d, groups_of
 
 FORM = (nn.Conv2d, nn.BatchNorm2d, nn.ReLU, nn.Conv2d, nn.BatchNorm2d, nn.ReLU, nn.Conv2d, nn.BatchNorm2d)
-"""What a branch is made of."""
+"""The layers of a branch."""
 
 POINTWISE = {"kernel_size": (1, 1), "padding": (0, 0)}
 UNCHANGED = {"bias": None, "groups": 1, "dilation": (1, 1), "padding_mode": "zeros"}
@@ -26,8 +26,8 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 
 
 def covers(aggregation: ResidualSum, layers: Sequence[Layer], x: Any) -> bool:
-    """Whether all branches of all layers can run at once, on x."""
-    if not _is_plain(x) or x.dim() != 4 or not x.numel() or _somebody_looks_on(x):
+    """Return whether all branches of all layers can run at once on x."""
+    if not _is_plain(x) or x.dim() != 4 or not x.numel() or _is_observed(x):
         return False
     if type(aggregation) is not ResidualSum or aggregation.norms or not _is_untouched(aggregation):
         return False
@@ -42,7 +42,7 @@ def covers(aggregation: ResidualSum, layers: Sequence[Layer], x: Any) -> bool:
         return False
     norms = [part for one in residuals for residual in one for part in residual if isinstance(part, nn.BatchNorm2d)]
     norms += [shortcut.norm.norm for shortcut in shortcuts]
-    if len(set(norms)) < len(norms):  # one that several use moves its statistics several times
+    if len(set(norms)) < len(norms):  # a shared norm updates its statistics several times
         return False
     if not all(_is_norm_like(norm, norms[0], x) for norm in norms):
         return False
@@ -50,7 +50,7 @@ def covers(aggregation: ResidualSum, layers: Sequence[Layer], x: Any) -> bool:
     return convs and all(_are_alike(members, x) for members in residuals)
 
 
-def _somebody_looks_on(x: Tensor) -> bool:
+def _is_observed(x: Tensor) -> bool:
     kind = x.device.type
     return bool(
         torch.compiler.is_compiling()
@@ -78,7 +78,7 @@ def _is_projection(shortcut: nn.Module) -> bool:
 
 
 def _are_alike(residuals: Sequence[nn.Sequential], x: Tensor) -> bool:
-    """Whether the convolutions of a module's branches are all of the same shape."""
+    """Return whether the convolutions of a module's branches all have the same shape."""
     for place, parts in enumerate(zip(*residuals, strict=True)):
         if isinstance(parts[0], nn.Conv2d):
             first = parts[0]
@@ -113,6 +113,6 @@ def _is_plain(x: Any) -> bool:
 
 
 def _is_untouched(module: nn.Module) -> bool:
-    """Whether calling the module does what its class says."""
+    """Return whether calling the module runs the code of its class and nothing else."""
     own = module.__dict__
     return "forward" not in own and not any(own[hooks] for hooks in HOOKS)

@@ -1,11 +1,11 @@
 """The batch norms of all branches of a module at once, in few operations.
 
-On a CPU the statistics of a batch, from sums and from squares of what is centred, take a fraction of the time of
-torch's own. A norm that follows a 1x1 convolution is folded into it while training: the variance of every output is
-known exactly from the covariance of the inputs, which are centred for that.
+On a CPU, computing batch statistics from sums and centered squares takes a fraction of the time of torch's batch norm.
+A norm that follows a 1x1 convolution is folded into it while training: the covariance of the centered inputs gives the
+exact variance of every output.
 
 Shape letters: N images, C branches, D channels of all branches together, P pixels; I inputs and O outputs of a 1x1
-convolution; V rows of which the last is ones.
+convolution; V rows, of which the last is ones.
 """
 
 from __future__ import annotations
@@ -18,44 +18,44 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from maskconnect.core.reference import first_order
-from maskconnect.models.resnext_fast.wide import images_at_a_time, parts, times
+from maskconnect.models.resnext_fast.products import images_at_a_time, parts, times
 
 LEAST_DIGITS = 1000
-"""How many times above rounding a folded variance must be; below, the readable path takes it of the outputs."""
+"""A folded variance must be this many times the rounding error; otherwise the reference path computes it."""
 
 
 Moments = tuple[Tensor, Tensor, int]
-"""The mean CI of some channels, their covariance CII, and over how many values a channel these were taken."""
+"""The mean CI of some channels, their covariance CII, and the number of values per channel."""
 
 
 class Norms:
-    """Batch norms of one kind, one for each branch."""
+    """Batch norms of one kind, one per branch."""
 
     def __init__(self, norms: Sequence[nn.BatchNorm2d]) -> None:
         self.norms, self.first = norms, norms[0]
 
     def all_of(self, name: str) -> Tensor:
-        """A parameter or statistic of all of them, C x channels."""
+        """Return a parameter or statistic of all of them, C x channels."""
         return torch.stack([getattr(norm, name) for norm in self.norms])
 
 
 class Tracked:
-    """How the running statistics of norms will move, once the forward pass has come to a good end."""
+    """Updates of running statistics, applied when the forward pass has succeeded."""
 
     def __init__(self) -> None:
         self.moves: dict[nn.BatchNorm2d, tuple[Norms, list[Tensor], list[Tensor]]] = {}
-        self.doubts: list[Tensor] = []  # numbers that are finite if the pass is good
+        self.sums: list[Tensor] = []  # finite if the pass has succeeded
 
-    def doubt(self, x: Tensor) -> None:
-        """Ask that all of x be finite."""
-        self.doubts.append(x.detach().sum())
+    def require_finite(self, x: Tensor) -> None:
+        """Require that all of x is finite."""
+        self.sums.append(x.detach().sum())
 
-    def is_good(self) -> bool:
-        """Whether all is finite that should be."""
-        return self.doubts[0].is_meta or bool(torch.stack(self.doubts).isfinite().all())
+    def all_finite(self) -> bool:
+        """Return whether everything is finite that must be."""
+        return self.sums[0].is_meta or bool(torch.stack(self.sums).isfinite().all())
 
     def note(self, norms: Norms, mean: Tensor, variance: Tensor, count: int) -> None:
-        """The statistics of a group of images for all norms, of so many values a channel; the variance is biased."""
+        """Add the statistics of a group of images, from `count` values per channel; the variance is biased."""
         unbiased = variance.detach() * (count / max(count - 1, 1))
         _, means, variances = self.moves.setdefault(norms.first, (norms, [], []))
         means.append(mean.detach())
@@ -63,7 +63,7 @@ class Tracked:
 
     @torch.no_grad()
     def move_(self) -> None:
-        """Move them once, by the mean over groups, as nn.BatchNorm2d does."""
+        """Update them once with the mean over groups, as nn.BatchNorm2d does."""
         for norms, *statistics in self.moves.values():
             for name, groups in zip(("running_mean", "running_var"), statistics, strict=True):
                 running = [getattr(norm, name) for norm in norms.norms]
@@ -72,8 +72,8 @@ class Tracked:
             torch._foreach_add_([cast(Tensor, norm.num_batches_tracked) for norm in norms.norms], 1)
 
 
-def normalised(x_NDHW: Tensor, norms: Norms, tracked: Tracked, *, relu: bool, branches: int = 1) -> Tensor:
-    """All channels, normalised, and through a ReLU if asked for; images may be those of several branches."""
+def normalized(x_NDHW: Tensor, norms: Norms, tracked: Tracked, *, relu: bool, branches: int = 1) -> Tensor:
+    """Normalize all channels, and apply a ReLU if asked; the images may be those of several branches."""
     first = norms.first
     weight, bias = norms.all_of("weight").flatten(), norms.all_of("bias").flatten()
     if not first.training:
@@ -81,13 +81,13 @@ def normalised(x_NDHW: Tensor, norms: Norms, tracked: Tracked, *, relu: bool, br
         z = F.batch_norm(x_NDHW, mean, variance, weight, bias, eps=first.eps)
         return F.relu_(z) if relu else z
     y: Tensor
-    y, mean, variance = _Normalised.apply(x_NDHW, weight, bias, first.eps, relu)  # type: ignore[no-untyped-call]
+    y, mean, variance = _Normalized.apply(x_NDHW, weight, bias, first.eps, relu)  # type: ignore[no-untyped-call]
     tracked.note(norms, mean, variance, x_NDHW.numel() // x_NDHW.shape[1] // branches)
     return y
 
 
-class _Normalised(torch.autograd.Function):
-    """Batch norm and ReLU; also the mean and the biased variance."""
+class _Normalized(torch.autograd.Function):
+    """Batch norm and ReLU; also returns the mean and the biased variance."""
 
     @staticmethod
     def forward(
@@ -116,13 +116,13 @@ class _Normalised(torch.autograd.Function):
 
 
 def mean_and_variance(x_NDP: Tensor) -> tuple[Tensor, Tensor]:
-    """Of every channel; the variance is biased."""
+    """Return the mean and the biased variance of every channel."""
     mean_D, variance_D = exact_moments(x_NDP)
     return mean_D.to(x_NDP.dtype), variance_D.to(x_NDP.dtype)
 
 
 def exact_moments(x_NDP: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean and the biased variance of every channel, added up over images in float64."""
+    """Return the mean and the biased variance of every channel, summed over images in float64."""
     N, D, P = x_NDP.shape
     exact = exact_dtype(x_NDP)
     mean_D = x_NDP.sum(-1).sum(0, dtype=exact) / (N * P)
@@ -135,11 +135,11 @@ def exact_moments(x_NDP: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def folded(weight_COI: Tensor, norms: Norms, inputs: Moments | None, tracked: Tracked) -> tuple[Tensor, Tensor]:
-    """1x1 convolutions and the batch norms after them as one: weights COI and shifts CO.
+    """Fold batch norms into the 1x1 convolutions before them: return weights COI and shifts CO.
 
     Args:
-        inputs: in train mode, the moments of what the convolutions read. The folded weights are then for inputs that
-            are centred.
+        inputs: in train mode, the moments of the inputs of the convolutions. The folded weights then expect centered
+            inputs.
     """
     first, scale, shift = norms.first, norms.all_of("weight"), norms.all_of("bias")
     if inputs is None:
@@ -148,31 +148,31 @@ def folded(weight_COI: Tensor, norms: Norms, inputs: Moments | None, tracked: Tr
         return weight_COI * factor[:, :, None], shift - mean * factor
     mean_CI, covariance_CII, count = inputs
     variance = ((weight_COI @ covariance_CII) * weight_COI).sum(-1)
-    with torch.no_grad():  # if inputs cancel, so do the digits of the variance
-        apart = (weight_COI.square() @ covariance_CII.diagonal(dim1=1, dim2=2)[:, :, None]).squeeze(-1)
-        lost = variance + first.eps < LEAST_DIGITS * torch.finfo(variance.dtype).eps * apart
-        tracked.doubt(torch.where(lost, torch.nan, 0.0))
+    with torch.no_grad():  # if inputs cancel, the variance loses its digits
+        uncorrelated = (weight_COI.square() @ covariance_CII.diagonal(dim1=1, dim2=2)[:, :, None]).squeeze(-1)
+        lost = variance + first.eps < LEAST_DIGITS * torch.finfo(variance.dtype).eps * uncorrelated
+        tracked.require_finite(torch.where(lost, torch.nan, 0.0))
     variance = variance.clamp_min(0)
     tracked.note(norms, (weight_COI.detach() @ mean_CI[:, :, None]).squeeze(-1), variance, count)
     return weight_COI * (scale * (variance + first.eps).rsqrt())[:, :, None], shift
 
 
 def rows_of(parts_NCIHW: Sequence[Tensor]) -> Tensor:
-    """The parts one below the other and a row of ones, NCVP, as they are: for eval mode."""
+    """Stack the parts and a row of ones, NCVP, without centering: for eval mode."""
     N, C, _, H, W = parts_NCIHW[0].shape
     return torch.cat([*parts_NCIHW, parts_NCIHW[0].new_ones(1).expand(N, C, 1, H, W)], 2).flatten(3)
 
 
-def centred_rows(parts_NCIHW: Sequence[Tensor], alive: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
-    """The same, centred, and the means: of the first part for each branch, CI; of another one for all that are alive.
+def centered_rows(parts_NCIHW: Sequence[Tensor], alive: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
+    """Return the rows centered, and their means: of the first part per branch, CI; of others over live branches.
 
-    Branches that are not alive must have no gradient.
+    Dead branches must have no gradient.
     """
-    h_NCVHW, *means = _CentredRows.apply(list(alive), *parts_NCIHW)  # type: ignore[no-untyped-call]
+    h_NCVHW, *means = _CenteredRows.apply(list(alive), *parts_NCIHW)  # type: ignore[no-untyped-call]
     return h_NCVHW.flatten(3), means
 
 
-class _CentredRows(torch.autograd.Function):
+class _CenteredRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, alive: list[int], *parts_NCIHW: Tensor) -> tuple[Tensor, ...]:
         N, C, _, H, W = parts_NCIHW[0].shape
@@ -204,7 +204,7 @@ class _CentredRows(torch.autograd.Function):
 
 
 def covariances(h_NCVP: Tensor) -> Tensor:
-    """Of every two rows of a branch, which are centred: CVV."""
+    """Return the covariance of every two rows of a branch, CVV; rows must be centered."""
     products: Tensor = _Covariances.apply(h_NCVP)  # type: ignore[no-untyped-call]
     return products
 
@@ -232,5 +232,5 @@ class _Covariances(torch.autograd.Function):
 
 
 def exact_dtype(x: Tensor) -> torch.dtype:
-    """In which sums over images are kept: float64, where the device has it."""
+    """Return the dtype for sums over images: float64, if the device supports it."""
     return torch.float32 if x.device.type == "mps" else torch.float64

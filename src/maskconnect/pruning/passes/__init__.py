@@ -1,1 +1,1 @@
-"""Passes over a pruned network; each leaves its function as it is and makes it faster."""
+"""Passes that make a pruned network faster without changing its function."""

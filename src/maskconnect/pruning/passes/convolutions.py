@@ -1,4 +1,4 @@
-"""Convolutions and batch norms in graphs: whether several could be one, and that one."""
+"""Convolutions and batch norms in graphs: which of them can be merged, and the merged module."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from torch import Tensor, fx, nn
 from maskconnect.pruning.graphs import calls_of, is_plain
 
 CHANNELS = -3
-"""The axis of channels, whether or not images come in batches."""
+"""The axis of channels, with or without a batch axis."""
 
 
 class Calls:
-    """The modules of a network that one node alone calls; merging makes none of them be called more often."""
+    """The modules of a network that a single node calls; merging does not add calls."""
 
     def __init__(self, network: fx.GraphModule) -> None:
         self.network = network
         self._once = {path for path, nodes in calls_of(network).items() if len(nodes) == 1}
 
     def module(self, node: fx.Node) -> Any:
-        """What a node calls."""
+        """Return the module that a node calls."""
         return self.network.get_submodule(str(node.target))
 
     def once(self, node: fx.Node) -> bool:
-        """Whether only this node calls its module, with nothing but its input."""
+        """Return whether only this node calls its module, with its input as the only argument."""
         return node.op == "call_module" and node.target in self._once and len(node.args) == 1 and not node.kwargs
 
     def convolution(self, node: fx.Node) -> nn.Conv2d | None:
-        """The dense convolution that a node calls, if no other node does."""
+        """Return the dense convolution that a node calls, if no other node calls it."""
         module = self.module(node) if self.once(node) else None
         found = module is not None and is_plain(module, (nn.Conv2d,)) and module.groups == 1
         return cast(nn.Conv2d, module) if found else None
 
 
 def geometry(conv: nn.Conv2d) -> tuple[Any, ...]:
-    """All but the channels; convolutions of one geometry could be one."""
+    """Return everything except for the channels; convolutions with the same geometry can be merged."""
     place = conv.weight.device, conv.weight.dtype
     return conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.padding_mode, conv.bias is None, *place
 
 
 def like(convs: Sequence[nn.Conv2d], weight: Tensor, bias: Tensor | None, groups: int = 1) -> nn.Conv2d:
-    """A convolution of the geometry of these with other weights, to be trained if one of them is."""
+    """Return a convolution with the geometry of these and other weights; trainable if one of these is."""
     first = convs[0]
     new = nn.Conv2d(
         weight.shape[1] * groups,
@@ -64,12 +64,12 @@ def like(convs: Sequence[nn.Conv2d], weight: Tensor, bias: Tensor | None, groups
 
 
 def biases(convs: Sequence[nn.Conv2d]) -> list[Tensor]:
-    """Those that they have: all of them, or none."""
+    """Return the biases of convolutions: all have one, or none has."""
     return [conv.bias for conv in convs if conv.bias is not None]
 
 
 def joined_norm(norms: Sequence[nn.BatchNorm2d]) -> nn.BatchNorm2d | None:
-    """One batch norm for the channels of all."""
+    """Return one batch norm for the channels of all; None if their options differ."""
     kinds = {(n.eps, n.momentum, n.affine, n.track_running_stats) for n in norms}
     if len(kinds) != 1:
         return None

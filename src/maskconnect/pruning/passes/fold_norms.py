@@ -1,4 +1,4 @@
-"""Batch norms folded into the convolutions before them, for inference."""
+"""Fold batch norms into the convolutions before them, for inference."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from maskconnect.pruning.graphs import CONVOLUTIONS, NORMS, calls_of, is_plain
 
 
 def fold_(network: fx.GraphModule) -> None:
-    """Fold every batch norm that only ever reads one convolution which nothing else reads."""
+    """Fold every batch norm that reads a single convolution, if nothing else reads this convolution."""
     calls = calls_of(network)
     for path, nodes in calls.items():
         layer = network.get_submodule(path)

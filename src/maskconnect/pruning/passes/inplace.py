@@ -1,4 +1,4 @@
-"""Results written over tensors that nothing else reads, which spares memory and the time to get it."""
+"""Write results over tensors that nothing else reads, which saves memory and allocation time."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from torch.nn import functional as F
 from maskconnect.pruning.graphs import ACTIVATIONS, CONVOLUTIONS, NORMS, is_plain
 from maskconnect.pruning.passes.share_sums import operands
 
-FRESH = (operator.add, torch.add, operator.iadd, operator.truediv, operator.itruediv, F.pad, "add_")
-"""What returns a new tensor, or one that was, which its backward pass does not need."""
+NEW_TENSOR_OPS = (operator.add, torch.add, operator.iadd, operator.truediv, operator.itruediv, F.pad, "add_")
+"""Operations that return a new tensor, or write over one, and do not need it in the backward pass."""
 
-KEEPING = (*FRESH, F.relu, operator.getitem, torch.narrow, torch.cat, "clone")
-"""What returns numbers of the precision that it was given."""
+SAME_DTYPE_OPS = (*NEW_TENSOR_OPS, F.relu, operator.getitem, torch.narrow, torch.cat, "clone")
+"""Operations whose results have the precision of their inputs."""
 
 
 def write_over_(network: fx.GraphModule) -> None:
-    """Let sums, quotients and activations take the place of a new tensor that nothing else reads."""
+    """Write sums, quotients and activations over a new tensor that nothing else reads."""
     alike = _of_one_precision(network)
     for node in network.graph.nodes:
         if node.target not in IN_PLACE or not alike.issuperset(node.all_input_nodes):
@@ -34,7 +34,7 @@ def write_over_(network: fx.GraphModule) -> None:
 
 
 def _of_one_precision(network: fx.GraphModule) -> set[fx.Node]:
-    """What comes from convolutions, and so is in one precision under autocast too."""
+    """Return the nodes that depend on convolutions only, and so have one precision even under autocast."""
     found: set[fx.Node] = set()
     for node in network.graph.nodes:
         inside = bool(node.all_input_nodes) and found.issuperset(node.all_input_nodes)
@@ -42,19 +42,19 @@ def _of_one_precision(network: fx.GraphModule) -> set[fx.Node]:
             module = network.get_submodule(str(node.target))
             known = is_plain(module, CONVOLUTIONS) or (inside and is_plain(module, (*NORMS, *ACTIVATIONS)))
         else:
-            known = inside and node.target in KEEPING
+            known = inside and node.target in SAME_DTYPE_OPS
         if known:
             found.add(node)
     return found
 
 
 def _is_free(network: fx.GraphModule, node: Any) -> bool:
-    """Whether a tensor is new, and is read here alone."""
+    """Return whether a tensor is new, and read only here."""
     if not isinstance(node, fx.Node) or len(node.users) != 1:
         return False
     if node.op == "call_module":
         return is_plain(network.get_submodule(str(node.target)), (*CONVOLUTIONS, *NORMS))
-    return node.target in FRESH
+    return node.target in NEW_TENSOR_OPS
 
 
 def _to(function: Callable[..., Any], **options: Any) -> Callable[[fx.Node], None]:

@@ -1,10 +1,10 @@
-"""Convolutions that read the same become one, and so do those that are summed (after the freeze, section 3.5).
+"""Merge convolutions that have the same input, and convolutions whose outputs are summed (section 3.5).
 
-    read the same      W_1 x, ..., W_n x     one convolution with the outputs of all
-    then, in step      V_1 y_1, ..., V_n y_n     one grouped convolution
-    are summed         U_1 z_1 + ... + U_n z_n     one convolution that reads all
+    same input         W_1 x, ..., W_n x           one convolution with all outputs
+    after those        V_1 y_1, ..., V_n y_n       one grouped convolution
+    summed outputs     U_1 z_1 + ... + U_n z_n     one convolution that reads all inputs
 
-With K=C that is ResNeXt as it was published, of dense and grouped convolutions.
+With K=C the result is ResNeXt as published, with dense and grouped convolutions.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch import fx, nn
 
 from maskconnect.pruning.passes.convolutions import CHANNELS, Calls, biases, geometry, like
 from maskconnect.pruning.passes.share_sums import replace, sums_of, terms_of
-from maskconnect.pruning.passes.siblings import Siblings, follows, join_neighbours
+from maskconnect.pruning.passes.siblings import Siblings, follows, join_neighbors
 
 
 def merge_(network: fx.GraphModule) -> None:
-    """Merge all convolutions that can be."""
+    """Merge all convolutions that can be merged."""
     calls = Calls(network)
     for root in sums_of(network.graph):
         _merge_sum(calls, root)
@@ -32,17 +32,17 @@ def merge_(network: fx.GraphModule) -> None:
     for nodes in readers.values():
         if len(nodes) > 1:
             Siblings(calls, nodes).merge()
-    join_neighbours(network)
+    join_neighbors(network)
 
 
 def _merge_sum(calls: Calls, root: fx.Node) -> None:
-    """The convolutions of a sum that nothing else reads become one, of all that they read."""
+    """Merge the convolutions of a sum that nothing else reads into one that reads all their inputs."""
     network = calls.network
     terms = before = terms_of(root)
     alike: dict[Any, list[fx.Node]] = {}
     for node, factor in terms:
         conv = calls.convolution(node)
-        # With a stride, inputs of different sizes may have outputs of the same.
+        # With a stride, inputs of different sizes may have outputs of the same size.
         if conv is not None and factor == 1 and len(node.users) == 1 and set(conv.stride) == {1}:
             alike.setdefault((conv.out_channels, *geometry(conv)), []).append(node)
     for nodes in alike.values():

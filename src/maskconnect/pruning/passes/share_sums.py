@@ -1,4 +1,4 @@
-"""Sums in a graph: what they are of, and those parts that several share."""
+"""Sums in a graph: find their terms, and compute common parts once."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from torch.nn import functional as F
 from maskconnect.pruning.graphs import ACTIVATIONS, NEVER_IN_PLACE, is_plain
 
 Term = tuple[fx.Node, float]
-"""A node, and by what it is multiplied."""
+"""A node and its factor."""
 
 
 def operands(node: fx.Node) -> tuple[Term, Term] | None:
-    """What an addition adds; None of all else."""
+    """Return the two terms of an addition; None for other nodes."""
     if node.op != "call_function" or node.target not in (operator.add, torch.add) or len(node.args) != 2:
         return None
     a, b = node.args
@@ -31,7 +31,7 @@ def operands(node: fx.Node) -> tuple[Term, Term] | None:
 
 
 def terms_of(node: fx.Node) -> list[Term]:
-    """All that a sum is of, through the sums in it that nothing else reads."""
+    """Return all terms of a sum, including those of inner sums that nothing else reads."""
     parts = operands(node)
     assert parts is not None
     found: list[Term] = []
@@ -42,7 +42,7 @@ def terms_of(node: fx.Node) -> list[Term]:
 
 
 def sums_of(graph: fx.Graph) -> list[fx.Node]:
-    """The sums that are not a part of another alone."""
+    """Return the sums that are not only a part of another sum."""
     return [
         node
         for node in graph.nodes
@@ -56,9 +56,9 @@ def _takes(user: fx.Node, node: fx.Node) -> bool:
 
 
 def write(graph: fx.Graph, terms: Iterable[Term]) -> fx.Node:
-    """Add terms up, one after the other, where the graph is being written."""
+    """Add terms one by one, at the insertion point of the graph."""
     (x, factor), *others = sorted(terms, key=lambda term: term[1] != 1)
-    assert factor == 1, "a sum begins with a term that is not multiplied"
+    assert factor == 1, "a sum starts with a term of factor 1"
     for y, factor in others:
         if factor == 1:
             x = graph.call_function(operator.add, (x, y))
@@ -68,7 +68,7 @@ def write(graph: fx.Graph, terms: Iterable[Term]) -> fx.Node:
 
 
 def replace(graph: fx.Graph, old: fx.Node, terms: Sequence[Term]) -> fx.Node:
-    """Write a sum anew in the place of an old one."""
+    """Replace a sum by the sum of `terms`."""
     with graph.inserting_before(old):
         new = write(graph, terms)
     old.replace_all_uses_with(new)
@@ -76,7 +76,7 @@ def replace(graph: fx.Graph, old: fx.Node, terms: Sequence[Term]) -> fx.Node:
 
 
 def pad_once_(network: fx.GraphModule) -> None:
-    """Add up what is subsampled and padded alike before the padding, not after it."""
+    """Add terms that are subsampled and padded in the same way before padding, not after it."""
     graph = network.graph
     for root in sums_of(graph):
         alike: dict[Any, list[fx.Node]] = {}
@@ -98,13 +98,13 @@ def pad_once_(network: fx.GraphModule) -> None:
 
 
 def share_(network: fx.GraphModule) -> None:
-    """Add up once what several sums have in common: the commonest pair first, then the commonest of what is left."""
+    """Compute common parts of sums once: the most common pair first, then the most common of the rest."""
     graph = network.graph
     roots = sums_of(graph)
     before = [terms_of(root) for root in roots]
     sums = [list(terms) for terms in before]
     place = {node: number for number, node in enumerate(graph.nodes)}
-    last = dict(enumerate(graph.nodes))  # what was written last at each place
+    last = dict(enumerate(graph.nodes))  # the last node written at each place
     pairs = Counter(pair for terms in sums for pair in _pairs(terms, place))
     while pairs and pairs[best := max(pairs, key=pairs.__getitem__)] > 1:
         where = max(place[node] for node in best)
@@ -126,7 +126,7 @@ def share_(network: fx.GraphModule) -> None:
 
 
 def _protect_(network: fx.GraphModule) -> None:
-    """Give a module that may change its input in place a copy of a sum that others read too."""
+    """Copy a sum for a module that may change its input in place, if other nodes also read the sum."""
     for node in network.graph.nodes:
         if node.op != "call_module":
             continue
@@ -141,6 +141,6 @@ def _protect_(network: fx.GraphModule) -> None:
 
 
 def _pairs(terms: Sequence[Term], place: dict[fx.Node, int]) -> Iterator[tuple[fx.Node, fx.Node]]:
-    """All pairs of terms that are not multiplied, in the order of the graph."""
+    """Return all pairs of terms with factor 1, in the order of the graph."""
     simple = {node for node, factor in terms if factor == 1}
     return combinations(sorted(simple, key=lambda node: (place[node], node.name)), 2)

@@ -1,4 +1,4 @@
-"""Convolutions that read the same, merged into one together with what follows each of them."""
+"""Merge convolutions with the same input, together with the modules that follow each of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from maskconnect.pruning.passes.convolutions import CHANNELS, Calls, biases, geo
 
 
 class Siblings:
-    """Convolutions that read the same, and what follows each of them as long as that is alike."""
+    """Convolutions with the same input, and the modules that follow each of them, as long as these match."""
 
     def __init__(self, calls: Calls, nodes: list[fx.Node]) -> None:
         self.calls, self.graph, self.parts = calls, calls.network.graph, nodes
@@ -21,7 +21,7 @@ class Siblings:
         self.merged = nodes[0].prev
 
     def merge(self) -> None:
-        """Merge them, and all that follows."""
+        """Merge the convolutions and the modules that follow."""
         x = self.parts[0].args[0]
         assert isinstance(x, fx.Node)
         convs = [self.calls.module(node) for node in self.parts]
@@ -30,10 +30,10 @@ class Siblings:
         self._append(x, like(convs, weight, torch.cat(found) if found else None), after=self.parts[0].prev)
         while self._step():
             pass
-        self._hand_out()
+        self._split_channels()
 
     def _step(self) -> bool:
-        """Merge what follows; whether that was possible."""
+        """Merge the next modules; return whether this was possible."""
         users = [list(node.users) for node in self.parts]
         nexts = [user[0] for user in users if len(user) == 1 and user[0].op == "call_module" and len(user[0].args) == 1]
         if len(set(nexts)) != len(self.parts) or any(node.kwargs for node in nexts):
@@ -55,7 +55,7 @@ class Siblings:
             return joined_norm(modules)
         if all(self.calls.convolution(node) is not None for node in nodes):
             shapes = {(m.weight.shape, *geometry(m)) for m in modules}
-            # One that widens stays apart: each of its outputs is read by itself, and they are what is large.
+            # Do not merge one that widens: its large outputs are read separately and would have to be split.
             if len(shapes) == 1 and first.out_channels <= first.in_channels:
                 found = biases(modules)
                 weight = torch.cat([m.weight.detach() for m in modules])
@@ -64,21 +64,21 @@ class Siblings:
         return None
 
     def _append(self, x: fx.Node, module: nn.Module, after: fx.Node | None = None) -> None:
-        """The next node of the merged ones; it has the name of the first of those that it replaces."""
+        """Add the next merged node, under the name of the first node that it replaces."""
         path = str(self.parts[0].target)
         self.calls.network.set_submodule(path, module)
         with self.graph.inserting_after(after or x):
             self.merged = self.graph.call_module(path, (x,))
 
-    def _hand_out(self) -> None:
-        """Each reader gets its part of the channels."""
+    def _split_channels(self) -> None:
+        """Give each reader its part of the channels."""
         start, after = 0, self.merged
         for node, width in zip(self.parts, self.widths, strict=True):
             with self.graph.inserting_after(after):
                 after = self.graph.call_function(torch.narrow, (self.merged, CHANNELS, start, width))
             start += width
             if any(map(self._writes_over, node.users)):
-                with self.graph.inserting_after(after):  # what is written over must not be a part of the whole
+                with self.graph.inserting_after(after):  # a view must not be overwritten
                     after = self.graph.call_method("clone", (after,))
             node.replace_all_uses_with(after)
         self.graph.eliminate_dead_code()
@@ -88,9 +88,9 @@ class Siblings:
 
 
 def follows(calls: Calls, node: fx.Node) -> tuple[Any, ...]:
-    """The kinds of what follows a node, up to the next that is neither norm nor activation.
+    """Return the classes of the modules after a node, up to the first that is neither norm nor activation.
 
-    Only what is followed alike is merged, because taking channels apart again costs more than it saves.
+    Only nodes with equal followers are merged, because splitting channels again costs more than merging saves.
     """
     kinds: list[Any] = []
     while len(node.users) == 1 and (not kinds or kinds[-1] in (nn.BatchNorm2d, *ACTIVATIONS)):
@@ -99,8 +99,8 @@ def follows(calls: Calls, node: fx.Node) -> tuple[Any, ...]:
     return tuple(kinds)
 
 
-def join_neighbours(network: fx.GraphModule) -> None:
-    """Channels that were taken apart and are put together again need neither."""
+def join_neighbors(network: fx.GraphModule) -> None:
+    """Remove splits of channels that are concatenated again."""
     graph = network.graph
     for node in graph.nodes:
         if node.op != "call_function" or node.target is not torch.cat or node.kwargs != {"dim": CHANNELS}:
@@ -117,11 +117,11 @@ def join_neighbours(network: fx.GraphModule) -> None:
 
 
 class _Part(NamedTuple):
-    """Some of the channels of a node."""
+    """A range of the channels of a node."""
 
     whole: fx.Node
     start: int
-    width: int  # -1: all that there are
+    width: int  # -1 for all channels
 
     @classmethod
     def of(cls, node: fx.Node) -> _Part:
@@ -140,7 +140,7 @@ class _Part(NamedTuple):
 
 
 def _channels(network: fx.GraphModule, node: fx.Node) -> int:
-    """How many channels the merged convolution has that a node is, or follows."""
+    """Return the number of channels of the merged convolution at a node, or before it."""
     while not isinstance(module := network.get_submodule(str(node.target)), nn.Conv2d):
         node = cast(fx.Node, node.args[0])
     return module.out_channels
