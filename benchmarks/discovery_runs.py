@@ -57,6 +57,8 @@ TRIED = {
     "Learned by direction, credit new": Row(settings=("learning.gradient=direction", "learning.credit=new")),
     "Learned, no decay": Row(settings=("learning.decay=none",)),
     "Learned, K=4": Row(settings=("model.fan_in=4",)),
+    "Learned, a learned scale each": Row(settings=("model.aggregation=scaled",)),
+    "Learned, K=4, a learned scale each": Row(settings=("model.fan_in=4", "model.aggregation=scaled")),
 }
 """Settings that were compared on validation images, with seeds from 100."""
 
