@@ -59,6 +59,9 @@ TRIED = {
     "Learned, K=4": Row(settings=("model.fan_in=4",)),
     "Learned, a learned scale each": Row(settings=("model.aggregation=scaled",)),
     "Learned, K=4, a learned scale each": Row(settings=("model.fan_in=4", "model.aggregation=scaled")),
+    "Fixed-Random, K=4, a learned scale each": Row(
+        variant="-random", settings=("model.fan_in=4", "model.aggregation=scaled")
+    ),
 }
 """Settings that were compared on validation images, with seeds from 100."""
 
