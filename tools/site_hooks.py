@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parent.parent
 OUTSIDE = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}  # and their names on the site
 GENERATED = {"reference/command-line.md": cli_reference.markdown, "reference/recipes.md": reference.markdown}
 GENERATED |= {f"notebooks/{path.stem}.md": partial(notebooks.markdown, path) for path in notebooks.NOTEBOOKS}
+CELLS = {"short": 24, "some": 59}
+"""The most characters of a table cell of each class; longer ones are `words`. Short ones stay on one line."""
 CODE_OR_LINK = re.compile(r"(?ms)^ *```.*?^ *```|(!?)\[((?:`[^`]*`|[^\]`])*)\]\(([^)\s]+)\)|`[^`]*`")
 
 
@@ -43,10 +45,20 @@ def on_post_build(config: Any) -> None:
 
 
 def on_page_content(content: str, **_: Any) -> str:
-    """Mark table cells with much text and code that is a flag, for `site.css`; let dotted names break after a dot."""
-    content = re.sub(r"<td>(?=((?!</td>).){60})", "<td class=words>", content)
+    """Mark the length of table cells, and code that is a flag, for `site.css`; let dotted names break after a dot.
+
+    Pictures link to themselves, so that a tap on a phone shows them in full size.
+    """
+    content = re.sub(r"(?s)<td>(.*?)</td>", _cell, content)
+    content = re.sub(r'<p>(<img [^>]*src="([^"]+)"[^>]*>)</p>', r'<p><a href="\2">\1</a></p>', content)
     content = re.sub(r"<code>(?=--?\w[^<]{,26}</code>)", "<code class=flag>", content)
     return re.sub(r"(doc-object-name [^>]+>)([\w.]+)", lambda name: name[1] + name[2].replace(".", ".<wbr>"), content)
+
+
+def _cell(cell: re.Match[str]) -> str:
+    length = len(re.sub(r"<[^>]+>", "", cell[1]))
+    kind = next((kind for kind, most in CELLS.items() if length <= most), "words")
+    return f"<td class={kind}>{cell[1]}</td>"
 
 
 def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
@@ -63,9 +75,15 @@ def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
         place = posixpath.normpath(posixpath.join(posixpath.dirname(here), name))
         uri = OUTSIDE.get(place, place.removeprefix("docs/")).replace(".ipynb", ".md")
         if files.get_file_from_path(uri):
+            text = _title(ROOT / place) if text.endswith(".md") else text
             return f"{image}[{text}]({posixpath.relpath(uri, posixpath.dirname(at) or '.')}{mark}{part})"
         if not (ROOT / place).exists():
             return match[0]  # `mkdocs build --strict` names it
         return f"{text} (`{place}`)" if " " in text else f"`{text.strip('`')}`"
 
     return CODE_OR_LINK.sub(rewritten, markdown)
+
+
+def _title(page: Path) -> str:
+    """Return the title of a page: its first heading."""
+    return next(line.lstrip("# ") for line in page.read_text().splitlines() if line.startswith("# "))

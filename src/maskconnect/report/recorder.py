@@ -33,13 +33,6 @@ from maskconnect.training.folder import SUMMARY, WIRING
 class Recorder:
     """Record your own training loop in a folder that `maskconnect report` shows.
 
-        with mc.Recorder(model, "runs/mine", optimizer=optimizer) as recorder:
-            for epoch in range(10):
-                for x, y in loader:
-                    ...
-                    recorder.step(loss=loss)
-                recorder.epoch(accuracy=accuracy)
-
     The page shows the wiring after every epoch, a curve of every value, and the phases: masks learn until you call
     `mc.freeze(model)`. If the process dies, only the current epoch is lost. In distributed training, rank 0 writes.
 
@@ -51,6 +44,16 @@ class Recorder:
         resume: True continues after the last complete epoch in `folder`, and starts a new recording if there is none.
             A number keeps that many epochs and discards later ones: use it after you load an older checkpoint.
         every: the number of steps per line of metrics.
+
+    Example:
+        ```python
+        with mc.Recorder(model, "runs/mine", optimizer=optimizer) as recorder:
+            for epoch in range(10):
+                for x, y in loader:
+                    ...
+                    recorder.step(loss=loss)
+                recorder.epoch(accuracy=accuracy)
+        ```
     """
 
     def __init__(
