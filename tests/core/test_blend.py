@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from networks import blending, conv_blocks, mlp_blocks, mlp_layers
+from torch import nn
 
 import maskconnect as mc
 from maskconnect.core.aggregate import masked_total
@@ -178,3 +179,36 @@ def test_with_decay_masks_move_by_less_and_less_and_at_last_not_at_all():
 def test_decay_is_on_or_off():
     with pytest.raises(mc.ConfigError, match=r"decay is 0.5; it must be True or False."):
         mc.Blend(steps=5, decay=0.5)
+
+
+@pytest.mark.parametrize("how", [mc.Draw(), mc.Blend(steps=10)], ids=["draw", "blend"])
+def test_branches_may_write_over_their_input(how):
+    def learned(inplace):
+        torch.manual_seed(0)
+        layers = [[nn.Sequential(nn.ReLU(inplace), nn.Linear(6, 6)) for _ in range(3)] for _ in range(3)]
+        stack = mc.MaskedStack(layers, fan_in=2)
+        stack.masks.learn_by(how)
+        x = torch.linspace(-1, 1, 24).reshape(4, 6)
+        stack(x.clone()).square().sum().backward()
+        return [p.grad for p in stack.parameters()]
+
+    torch.testing.assert_close(learned(inplace=True), learned(inplace=False), rtol=0, atol=0)
+
+
+class Whole(nn.Linear):
+    """Returns float32 under autocast, too, as branches that end in a LayerNorm do on a GPU."""
+
+    def forward(self, x):
+        return super().forward(x).float()
+
+
+def test_branches_may_return_float32_under_autocast():
+    stack = mc.MaskedStack([[Whole(6, 6) for _ in range(3)] for _ in range(3)], fan_in=2)
+    stack.masks.learn_by(mc.Blend(steps=10))
+    slow, x = copy.deepcopy(stack), torch.randn(4, 6)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        stack(x).square().sum().backward()
+        with mc.reference():
+            slow(x).square().sum().backward()
+    for p, q in zip(stack.parameters(), slow.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=0.05, atol=0.05 * float(q.grad.abs().max()))

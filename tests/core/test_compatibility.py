@@ -162,3 +162,22 @@ def test_a_network_without_memory_is_filled_from_a_state_dict(frozen, assign):
     assert stack.masks.is_frozen == frozen
     assert torch.equal(stack(X), saved(X))
     assert torch.equal(stack.masks.binary, saved.masks.binary)
+
+
+def test_a_call_with_the_state_of_another_frozen_stack_has_its_wiring():
+    stacks = [mc.MaskedStack(mlp_blocks(6), 2, connectivity="random", seed=seed).eval() for seed in (0, 1)]
+    assert stacks[0].wiring() != stacks[1].wiring()
+    outputs = [stack(X) for stack in stacks]
+    state = {**dict(stacks[1].named_parameters()), **dict(stacks[1].named_buffers())}
+    torch.testing.assert_close(torch.func.functional_call(stacks[0], state, (X,)), outputs[1], rtol=0, atol=0)
+    torch.testing.assert_close(stacks[0](X), outputs[0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("modules", [4, 100])
+def test_the_saved_state_has_the_same_size_however_masks_learn(modules):
+    stack = mc.MaskedStack([nn.Linear(3, 3) for _ in range(modules)], fan_in=1)
+    before = stack.state_dict()
+    stack.masks.learn_by(mc.Blend(steps=10, keep=0.5, costs=tuple(123456.789 + k for k in range(modules))))
+    assert {name: tensor.shape for name, tensor in stack.state_dict().items()} == {
+        name: tensor.shape for name, tensor in before.items()
+    }

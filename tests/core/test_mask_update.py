@@ -179,7 +179,8 @@ def test_the_groups_may_come_in_any_order():
 def test_sgd_of_all_parameters_gives_the_masks_neither_momentum_nor_decay():
     stack = mc.MaskedStack(mlp_blocks(5), fan_in=2)
     optimizer = torch.optim.SGD(stack.parameters(), lr=0.01, momentum=0.9, weight_decay=0.1)
-    mc.attach(optimizer, stack)
+    with pytest.warns(UserWarning, match="masks share the learning rate 0.01 of the weights"):
+        mc.attach(optimizer, stack)
     for _ in range(3):
         assert_one_step_is_algorithm_1(stack, optimizer, 0.01)
 

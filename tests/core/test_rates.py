@@ -5,6 +5,7 @@ import warnings
 import pytest
 import torch
 from networks import mlp_blocks
+from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import CosineAnnealingLR, CyclicLR, LambdaLR, OneCycleLR
@@ -132,6 +133,31 @@ def test_without_a_schedule_the_rate_is_the_given_one_even_beside_frozen_weights
         before = stack.masks.real.detach().clone()
         optimizer.step()
         assert (stack.masks.real - before)[2].norm().item() == pytest.approx(0.01, rel=1e-4)
+
+
+@pytest.mark.parametrize("parts", [False, True], ids=["one group", "a group per module"])
+def test_masks_that_share_the_rate_of_the_weights_are_a_warning_that_says_what_to_pass(parts):
+    model = nn.Sequential(nn.Linear(6, 6), mc.MaskedStack(mlp_blocks(4), fan_in=1))
+    groups = [{"params": part.parameters()} for part in model] if parts else model.parameters()
+    shared = (
+        r"masks share the learning rate 0.001 of the weights; .* mc\.param_groups\(.*, or pass mask_lr to mc\.attach"
+    )
+    with pytest.warns(UserWarning, match=shared) as told:
+        mc.attach(AdamW(groups, lr=1e-3), model, mc.Blend(steps=9))
+    assert len(told) == 1
+    assert told[0].filename == __file__
+
+
+def test_masks_without_weights_that_learn_beside_them_share_no_rate():
+    stack = mc.MaskedStack(mlp_blocks(4), fan_in=1)
+    mc.attach(SGD(stack.parameters(), lr=0.1), stack, mask_lr=0.1)
+    mc.attach(SGD(stack.masks.parameters(), lr=0.1), stack)
+    mc.attach(SGD(stack.parameters(), lr=0.1), stack, mc.Draw(gradient="none"))
+    stack.blocks.requires_grad_(False)
+    mc.attach(SGD(stack.parameters(), lr=0.1), stack)
+    stack.blocks.requires_grad_(True)
+    mc.freeze(stack)
+    mc.attach(SGD(stack.parameters(), lr=0.1), stack)
 
 
 @pytest.mark.parametrize("rate", [-1, float("nan"), "fast"])

@@ -272,8 +272,10 @@ def test_a_body_that_writes_over_its_input_is_an_error(first):
         mc.ConnectivityError, match="changed its input in place, which its shortcut reads too; use inpl"
     ):
         block(torch.randn(4, 6))
-    with torch.inference_mode():
+    with torch.inference_mode():  # where torch does not count changes
         mc.Residual(nn.Linear(6, 6))(torch.randn(4, 6))
+        with pytest.raises(mc.ConnectivityError, match="changed its input in place"):
+            mc.Residual(nn.Sequential(first.train(), nn.Linear(6, 6)))(torch.randn(4, 6))
 
 
 def test_a_shortcut_that_writes_over_its_input_changes_nobody_elses():

@@ -4,6 +4,7 @@ import pytest
 import torch
 from networks import chain_by_hand, conv_blocks, mlp_blocks, mlp_layers
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import maskconnect as mc
 
@@ -348,3 +349,38 @@ def test_print_names_an_aggregation_of_the_users_own():
         return sources[0]
 
     assert "aggregation=weighted" in repr(mc.MaskedStack(mlp_blocks(3), 1, aggregation=weighted))
+
+
+def pooled(y, shape):
+    return nn.functional.max_pool2d(y, y.shape[2] // shape[2])
+
+
+@pytest.mark.parametrize("align", [None, pooled])
+def test_a_checkpoint_around_a_frozen_stack_with_a_module_that_nothing_reads(align):
+    convs = [nn.Conv2d(4, 4, 3, stride, padding=1) for stride in (1, 2, 1, 1, 1)]
+    wiring = [[], [0], [1], [0], [2]]  # nothing reads module 3, which reads module 0 in another shape
+    x = torch.randn(2, 4, 8, 8)
+    stacks = [mc.MaskedStack(convs, connectivity=wiring, align=align) for _ in range(2)]
+    gradients = []
+    for forward in (stacks[0], lambda x: checkpoint(stacks[1], x, use_reentrant=False)):
+        given = x.clone().requires_grad_()
+        forward(given).square().sum().backward()
+        gradients.append(given.grad)
+    torch.testing.assert_close(*gradients, rtol=0, atol=0)
+
+
+class Scaled(nn.Conv2d):
+    """Halves or doubles the resolution."""
+
+    def forward(self, x, up=1, down=1):
+        return nn.functional.interpolate(super().forward(x), scale_factor=up / down)
+
+
+def test_shapes_are_remembered_by_the_names_of_arguments_too():
+    blocks = [Scaled(4, 4, 1), Scaled(4, 4, 1), Scaled(4, 4, 1)]
+    stack = mc.MaskedStack(blocks, connectivity=[[], [0], [0]]).eval()  # nothing reads module 1
+    fresh = mc.MaskedStack(blocks, connectivity=[[], [0], [0]]).eval()
+    x = torch.randn(1, 4, 8, 8)
+    stack.align = fresh.align = lambda y, shape: nn.functional.interpolate(y, shape[2:])
+    stack(x, down=2)
+    torch.testing.assert_close(stack(x, up=2), fresh(x, up=2))

@@ -344,3 +344,13 @@ def test_a_norm_of_a_derived_class_is_an_error_and_changes_nothing():
     with pytest.raises(mc.ConfigError, match=r"1 is a Own; only nn\.BatchNorm2d itself can normalize groups"):
         group_norms_(model, 2)
     assert type(model[0]) is nn.BatchNorm2d
+
+
+def test_a_backward_pass_may_follow_forward_passes_of_other_sizes():
+    """The last, smaller batch of an epoch has one group, and gradients of two batches may be added."""
+    norm = GroupedBatchNorm2d(5, 4).double()
+    small, large = images(3).requires_grad_(), images(8)
+    loss = norm(small).square().sum()
+    norm(large)
+    loss.backward()
+    assert small.grad.isfinite().all()

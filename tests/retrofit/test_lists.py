@@ -206,6 +206,81 @@ def test_where_a_block_changes_the_shape_a_residual_join_averages_its_whole_outp
     torch.testing.assert_close(rewired(x), wanted)
 
 
+class Adds(nn.Module):
+    """A block that adds to its input, perhaps in place."""
+
+    def __init__(self, width, in_place):
+        super().__init__()
+        self.linear, self.in_place = nn.Linear(width, width), in_place
+
+    def forward(self, x):
+        y = self.linear(x).tanh()
+        if self.in_place:
+            x += y
+            return x
+        return x + y
+
+
+def adding(in_place, **options):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(*(Adds(4, in_place) for _ in range(4))))
+    return mc.rewire(model, "1", **options)
+
+
+OVERWRITING = [{"connectivity": [[], [0], [0, 1], [1, 2]]}, {"fan_in": 2, "mask_init": "uniform"}]
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("options", OVERWRITING)
+def test_residual_joins_refuse_a_block_that_writes_over_its_input(options, training):
+    model = adding(in_place=True, aggregation="residual", **options).train(training)
+    with pytest.raises(mc.ConnectivityError, match="the input of block 0 was changed in place, which its shortcut"):
+        model(torch.randn(3, 4))
+
+
+def test_residual_joins_refuse_a_model_that_writes_over_the_input_of_a_block():
+    class Outside(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+        def forward(self, x):
+            x = 1 * x
+            for block in self.blocks:
+                x += block(x)
+            return x
+
+    model = mc.rewire(Outside(), "blocks", connectivity=[[], [0], [0, 1]], aggregation="residual")
+    with pytest.raises(mc.ConnectivityError, match="the input of block 0 was changed in place"):
+        model(torch.randn(3, 4))
+
+
+@pytest.mark.parametrize("options", OVERWRITING)
+def test_residual_joins_refuse_it_in_inference_mode_where_torch_counts_no_changes(options):
+    model, x = adding(in_place=True, aggregation="residual", **options).eval(), torch.randn(3, 4)
+    with torch.inference_mode(), pytest.raises(mc.ConnectivityError, match="block 0 returned its input itself"):
+        model(x)
+    same = adding(in_place=False, aggregation="residual", **options).eval()
+    wanted = same(x)
+    with torch.inference_mode():
+        assert torch.equal(same(x), wanted)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"connectivity": [[], [0], [1], [1]], "aggregation": "residual"},
+        {"connectivity": [[], [0], [0, 1], [1, 2]], "aggregation": "mean"},
+        {"fan_in": 2, "aggregation": "sum"},
+    ],
+)
+def test_a_block_may_write_over_its_input_where_no_join_needs_that_input(options):
+    models = [adding(in_place, **options) for in_place in (True, False)]
+    models[1].load_state_dict(models[0].state_dict())
+    x = torch.randn(3, 4)
+    found, wanted = (model(x) for model in models)
+    torch.testing.assert_close(found, wanted)
+
+
 class Halve(nn.Module):
     """Channels last: half as many positions, twice as many channels."""
 

@@ -145,12 +145,18 @@ def test_a_rewired_model_is_copied_and_pickled_even_in_the_middle_of_a_pass():
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpointing_goes_around_the_whole_list(reentrant):
-    models = [mc.rewire(Loops("index"), "blocks", fan_in=2, mask_init="uniform") for _ in range(2)]
+@pytest.mark.parametrize("aggregation", ["mean", "residual"])
+@pytest.mark.parametrize(
+    "options", [{"fan_in": 2, "mask_init": "uniform"}, {"connectivity": [[], [0], [0], [0, 1], [3]]}]
+)
+def test_checkpointing_goes_around_the_whole_list(reentrant, aggregation, options):
+    models = [mc.rewire(Loops("index"), "blocks", aggregation=aggregation, **options) for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())
-    x = torch.randn(2, 3, 16, requires_grad=True)
-    models[0](x).square().sum().backward()
-    checkpoint(models[1], x, use_reentrant=reentrant).square().sum().backward()
+    xs = [torch.randn(2, 3, 16).requires_grad_()]
+    xs.append(xs[0].detach().clone().requires_grad_())
+    models[0](xs[0]).square().sum().backward()
+    checkpoint(models[1], xs[1], use_reentrant=reentrant).square().sum().backward()
+    torch.testing.assert_close(xs[1].grad, xs[0].grad)
     for (name, a), b in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, msg=name)
 

@@ -1,6 +1,7 @@
 """A frozen model does not run blocks that nothing reads, unless the model itself uses what they return."""
 
 import copy
+import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
@@ -278,6 +279,50 @@ def test_threads_do_not_mix_their_passes():
             torch.testing.assert_close(found, y)
 
 
+def while_another_thread_runs(model, first, x, meanwhile):
+    """Call `meanwhile` while another thread is in block `first` of model(x); return the output of that thread."""
+    entered, go = threading.Event(), threading.Event()
+
+    def pause(*_):
+        if threading.current_thread() is not threading.main_thread():
+            entered.set()
+            assert go.wait(60)
+
+    handle = first.register_forward_pre_hook(pause)
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(model, x)
+        try:
+            assert entered.wait(60)
+            meanwhile()
+        finally:
+            go.set()
+            handle.remove()
+    return found.result()
+
+
+def test_a_pass_is_not_disturbed_by_another_thread_with_inputs_of_another_size():
+    convs = [nn.Conv2d(2, 2, 3, padding=1) for _ in range(4)]
+    model = mc.rewire(nn.Sequential(nn.Sequential(*convs)), "0", connectivity=[[], [0], [1], [1]]).eval()
+    small, big = torch.randn(1, 2, 8, 8), torch.randn(1, 2, 16, 16)
+    for _ in range(3):
+        wanted = model(small)  # block 2 is left out from the second pass on
+    assert torch.equal(while_another_thread_runs(model, convs[0], small, lambda: model(big)), wanted)
+
+
+def test_a_pass_is_not_disturbed_by_another_thread_that_uses_what_it_leaves_out():
+    model, x = rewired("plain"), torch.randn(2, 3, 16)
+    for _ in range(3):
+        wanted = model(x)
+
+    def use():
+        model.way = "collected and used"
+        with pytest.raises(mc.ConnectivityError, match="block 1 was left out"):
+            model(x)
+        model.way = "plain"
+
+    assert torch.equal(while_another_thread_runs(model, model.blocks.flat()[0], x, use), wanted)
+
+
 def test_strides_are_found_whatever_the_size():
     for side in (57, 56, 5, 8):
         form = form_of(torch.zeros(1, 4, -(-side // 2), -(-side // 2)), torch.zeros(1, 2, side, side), {})
@@ -314,8 +359,9 @@ class Checkpointed(nn.Module):
 @pytest.mark.parametrize(
     "wiring", [[[], [0], [0], [0], [3]], [[], [0], [1], [1], [3]], [[], [0], [0], [1], [1]], [[], [0], [0], [2], [2]]]
 )
-def test_checkpointing_in_the_first_frozen_steps(wiring):
-    models = [Checkpointed(on) for on in (True, False)]
+@pytest.mark.parametrize("training", [True, False])
+def test_checkpointing_in_the_first_frozen_steps(wiring, training):
+    models = [Checkpointed(on).train(training) for on in (True, False)]
     models[1].load_state_dict(models[0].state_dict())
     for model in models:
         mc.rewire(model, "blocks", connectivity=wiring)
@@ -326,6 +372,32 @@ def test_checkpointing_in_the_first_frozen_steps(wiring):
             model(x).square().sum().backward()
         for (name, a), b in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
             torch.testing.assert_close(a.grad, b.grad, msg=name)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("aggregation", ["mean", "residual"])
+def test_checkpointing_around_the_whole_model_in_the_first_frozen_steps(aggregation, reentrant):
+    models = [Model() for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    for model in models:
+        mc.rewire(model, "blocks", connectivity=[[], [0], [0], [0, 2], [0, 2], [2, 4]], aggregation=aggregation)
+    for _ in range(3):
+        x = torch.randn(2, 3, 16, requires_grad=True)
+        for model in models:
+            model.zero_grad()
+        checkpoint(models[0], x, use_reentrant=reentrant).square().sum().backward()
+        models[1](x).square().sum().backward()
+        for (name, a), b in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+            torch.testing.assert_close(a.grad, b.grad, msg=name)
+    assert [calls(models[0])[k] for k in UNREAD] == [2, 2]  # in the first pass and its repetition
+
+
+def test_a_repeated_pass_does_not_decide_that_an_output_is_unused():
+    model, x = rewired("collected").train(), torch.randn(2, 3, 16, requires_grad=True)
+    for _ in range(3):
+        y = checkpoint(model, x, use_reentrant=False)[0]  # what was collected is gone before the pass is repeated
+        y.sum().backward()
+    assert calls(model) == [6] * 6
 
 
 @pytest.mark.parametrize("how", ["learned", "fixed", "blended"])

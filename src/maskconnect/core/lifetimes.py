@@ -28,8 +28,9 @@ def last_uses(inputs: Targets, outputs: Outputs) -> Mapping[int, list[Part]]:
     last: dict[Part, int] = {}
     sampled: set[Part] = set()
     for target in inputs.layout.targets:
-        if outputs.known is not None and not inputs.runs(target):
-            continue  # otherwise modules that nothing reads run once, for their output shape
+        probing = not inputs.runs(target)  # it runs once, for its output shape, and its joins are forgotten
+        if outputs.known is not None and probing:
+            continue
         fan_in, active = inputs.masks.fan_in[target], inputs.masks.sources[target]
         in_sum = inputs.reads_all(target)
         if in_sum:
@@ -40,9 +41,9 @@ def last_uses(inputs: Targets, outputs: Outputs) -> Mapping[int, list[Part]]:
             needed |= seen - sampled
             sampled |= seen if inputs.images is not None else set()
         for k, count in needed:
-            if not outputs.pairs or (k, count) not in outputs.shared or (k, count) not in last:
+            if not outputs.pairs or probing or (k, count) not in outputs.shared or (k, count) not in last:
                 last[k, None] = target
-            if outputs.pairs:
+            if outputs.pairs and not probing:
                 last[k, count] = target
     done: dict[int, list[Part]] = defaultdict(list)
     for (k, count), target in last.items():

@@ -46,9 +46,10 @@ def freeze(model: nn.Module) -> None:
     learning = [stack.masks for stack in stacks.values() if not stack.masks.is_frozen]
     early = [masks for masks in learning if not masks.how.has_ended(masks.steps_taken)]
     if early:
+        taken, how = early[0].steps_taken, early[0].how
         warnings.warn(
-            f"the masks are frozen after {early[0].steps_taken} optimizer steps, before {early[0].how} has ended: "
-            "the network has not been trained with the frozen wiring alone. Train for all steps, or fine-tune.",
+            f"the masks are frozen after {taken} of the {how.steps} steps of mc.{type(how).__name__}, so the network "
+            "has not been trained with the frozen wiring alone; train for all steps, or fine-tune.",
             stacklevel=2,
         )
     for masks in learning:

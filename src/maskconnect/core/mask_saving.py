@@ -18,11 +18,13 @@ from maskconnect.core.blend import Blend
 from maskconnect.core.draw import Draw
 from maskconnect.core.learning import Learning
 from maskconnect.core.operators import handle_for
+from maskconnect.core.wiring import Sources
 from maskconnect.errors import CheckpointError, ConfigError
 from maskconnect.reading import parse_json
 
-HOW_BYTES = 512
-"""The bytes for `how` in a saved state, always the same: torch.distributed.checkpoint needs tensors of fixed sizes."""
+HOW_BYTES, COST_BYTES = 512, 32
+"""The bytes for `how` in a saved state, and for the cost of a module in it: torch.distributed.checkpoint needs tensors
+whose sizes depend on the stack only."""
 
 
 class SavedMasks(nn.Module):
@@ -38,6 +40,7 @@ class SavedMasks(nn.Module):
     how: Learning
     attached: bool
     handle: int
+    candidates: Sources
     _fitted: Any
 
     @property
@@ -83,7 +86,7 @@ class SavedMasks(nn.Module):
 
     def get_extra_state(self) -> Tensor:
         """Return the state of the generator, so that a restored stack continues the same draws, and `how` as JSON."""
-        how = json.dumps(to_plain(self.how)).encode().ljust(HOW_BYTES)
+        how = json.dumps(to_plain(self.how)).encode().ljust(HOW_BYTES + COST_BYTES * len(self.candidates))
         return torch.cat([self.generator.get_state(), torch.tensor(list(how), dtype=torch.uint8, device="cpu")])
 
     def set_extra_state(self, state: Tensor) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,23 @@ from maskconnect.core.operators import handle_for
 from maskconnect.core.residual import version_of
 from maskconnect.core.wiring import Layout, Sources
 from maskconnect.errors import ConnectivityError
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A tensor when its values were read."""
+
+    tensor: Tensor
+    version: int
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Snapshot:
+        """Note the tensor as it is now."""
+        return cls(tensor, version_of(tensor))
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Return whether this is the same tensor, with the same values as far as torch counts changes."""
+        return self.tensor is tensor and self.version == version_of(tensor) and not tensor.is_inference()
 
 
 class MaskState(SavedMasks):
@@ -60,8 +78,8 @@ class MaskState(SavedMasks):
         self.every = read_masks(self.candidate_TS, layout, candidates, fan_in)  # all candidates of every target
         self.handle = handle_for(self)  # type: ignore[arg-type]
         self._fixed: BinaryMasks | None = None
-        self._seen: tuple[int, int] | None = None  # the versions of `frozen` and `binary` that `_fixed` was read from
-        self._counted: tuple[Tensor | None, int, int] = None, 0, 0  # `progress`, its version and its value
+        self._seen: tuple[Snapshot, Snapshot] | None = None  # the `frozen` and `binary` that `_fixed` was read from
+        self._counted: tuple[Snapshot, int] | None = None  # `progress`, and its value
         self._fitted: tuple[Tensor, BinaryMasks] | None = None  # real masks, and their top-K within a budget
 
         dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
@@ -100,8 +118,9 @@ class MaskState(SavedMasks):
         """
         if torch.compiler.is_compiling() or self.frozen.is_meta:
             return self._fixed
-        seen = version_of(self.frozen), version_of(self.binary)
-        if self._seen is None or seen[0] != self._seen[0] or (self._fixed is not None and seen != self._seen):
+        frozen, binary = self._seen or (None, None)
+        known = frozen is not None and frozen.holds(self.frozen)
+        if not known or (self._fixed is not None and not (binary and binary.holds(self.binary))):
             self.read_buffers()
         return self._fixed
 
@@ -120,17 +139,15 @@ class MaskState(SavedMasks):
         """The number of optimizer steps that masks have learned for; 0 on the meta device."""
         if self.progress.is_meta:
             return 0
-        counted, version, taken = self._counted
-        if counted is not self.progress or version != version_of(self.progress) or self.progress.is_inference():
-            taken = int(self.progress)  # waits for the device
-            self._counted = self.progress, version_of(self.progress), taken
-        return taken
+        if self._counted is None or not self._counted[0].holds(self.progress):
+            self._counted = Snapshot.of(self.progress), int(self.progress)  # waits for the device
+        return self._counted[1]
 
     def count_step(self) -> None:
         """Count one more optimizer step."""
         taken = self.steps_taken
         self.progress += 1
-        self._counted = self.progress, version_of(self.progress), taken + 1
+        self._counted = Snapshot.of(self.progress), taken + 1
 
     def learn_by(self, how: Learning) -> None:
         """Learn with these options from now on; start at their first step unless they are the same as before."""
@@ -188,7 +205,7 @@ class MaskState(SavedMasks):
         fixed = self.masks_from(self._checked(self.binary.cpu())) if self.frozen else None
         if fixed is None and self._fixed is not None:
             self.real.requires_grad_()
-        self._fixed, self._seen = fixed, (version_of(self.frozen), version_of(self.binary))
+        self._fixed, self._seen = fixed, (Snapshot.of(self.frozen), Snapshot.of(self.binary))
 
     def masks_from(self, mask_TS: Tensor) -> BinaryMasks:
         """Return the wiring that a matrix of binary masks stands for."""

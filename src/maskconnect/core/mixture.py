@@ -46,7 +46,8 @@ def mixture(
     """Return the input of each target: the sum of all sources, each times its mask entry, divided."""
     stride = sampler.stride(sources[0])
     seen = tuple(sampled(y, stride).clone() if stride > 1 else y.detach() for y in sources)
-    made: tuple[Tensor, ...] = _Mixture.apply(mask_TS, tuple(divisor_T), credit, stride, seen, *sources)  # type: ignore[no-untyped-call]
+    with torch.autocast(sources[0].device.type, enabled=False):  # the product has the dtype of the sources
+        made: tuple[Tensor, ...] = _Mixture.apply(mask_TS, tuple(divisor_T), credit, stride, seen, *sources)  # type: ignore[no-untyped-call]
     return made
 
 
@@ -67,7 +68,8 @@ class _Mixture(torch.autograd.Function):
         ctx.save_for_backward(mask_TS, *seen)
         ctx.set_materialize_grads(False)
         weight_TS = (mask_TS / ctx.divisor_T1).to(sources[0].dtype)
-        return _images(weight_TS @ _rows(sources, ctx.layout), sources[0].shape, ctx.layout)
+        made = _images(weight_TS @ _rows(sources, ctx.layout), sources[0].shape, ctx.layout)
+        return tuple(x.data for x in made)  # not views of one tensor, so that a branch may change its input in place
 
     @staticmethod
     @first_order

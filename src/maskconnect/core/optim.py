@@ -15,7 +15,7 @@ from maskconnect.core.draw import Draw
 from maskconnect.core.learning import Learning, check_credit
 from maskconnect.core.lookup import masks_of, require_stacks
 from maskconnect.core.masks import ConnectivityMasks
-from maskconnect.core.rates import GIVEN, is_empty_step, mask_rate, warn_of_one_rate
+from maskconnect.core.rates import GIVEN, is_empty_step, mask_rate, warn_of_one_rate, warn_of_shared_rate
 from maskconnect.core.removal import apply_budget_, only_removes, worth_of_modules
 from maskconnect.errors import ConfigError, number, shown
 
@@ -81,7 +81,7 @@ def attach(
             keep=0.6)` also learns which modules to remove.
         mask_lr: the learning rate of masks if the optimizer was not made with `mc.param_groups`, but by a trainer that
             mixes masks with weights. It follows the schedule of the group that holds the masks. None (default) uses the
-            rate of that group.
+            rate of that group, with a warning if the group also holds weights.
 
     Raises:
         ConfigError: if the model has no `MaskedStack`, the optimizer does not hold its masks, or `how` does not fit.
@@ -120,7 +120,9 @@ def attach(
             "requires_grad of the real masks was turned off, so they would never learn. Call "
             "stack.masks.real.requires_grad_(), or mc.freeze(model) if they should not learn."
         )
-    groups_of(optimizer, masks)
+    groups = groups_of(optimizer, masks)
+    if mask_lr is None and how.gradient != "none":
+        warn_of_shared_rate(groups, [m.real for m in masks_of(model)])
     held = _groups_by_parameter(optimizer)
     kept = [m for m in masks_of(model) if id(m.real) in held]  # also frozen ones, so that no optimizer changes them
     for m in kept:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -28,6 +29,19 @@ def mask_rate(optimizer: Optimizer, group: dict[str, Any], mask_lr: float | None
 def is_empty_step(real: Tensor, rate: float) -> bool:
     """Return whether rate and gradient are zero, as when torch.distributed.checkpoint initializes an optimizer."""
     return rate == 0 and real.grad is not None and not real.grad.any()
+
+
+def warn_of_shared_rate(groups: Sequence[dict[str, Any]], real: Collection[Tensor]) -> None:
+    """Warn if one of the groups, which hold masks, also holds weights: their learning rate is too low for masks."""
+    masks = {id(p) for p in real}
+    for group in groups:
+        if any(p.requires_grad and id(p) not in masks for p in group["params"]):
+            warnings.warn(
+                f"masks share the learning rate {float(group.get('initial_lr', group['lr'])):g} of the weights; build "
+                "the optimizer from mc.param_groups(model, lr=..., mask_lr=...), or pass mask_lr to mc.attach.",
+                stacklevel=3,
+            )
+            return
 
 
 def warn_of_one_rate(optimizer: Optimizer, group: dict[str, Any]) -> None:

@@ -6,8 +6,8 @@ that of the last module (layered: the aggregate of all branches of the last laye
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
@@ -30,12 +30,10 @@ from maskconnect.core.compiled import CompiledInputs, compiled_inputs, compiles_
 from maskconnect.core.inputs import Inputs
 from maskconnect.core.lifetimes import last_uses
 from maskconnect.core.masks import ConnectivityMasks
-from maskconnect.core.outputs import Outputs, Shapes
+from maskconnect.core.outputs import Outputs
+from maskconnect.core.probing import KnownShapes, keep_shapes, key_of, without_trace
 from maskconnect.core.replay import InFlight, backward_pass
 from maskconnect.core.targets import Reading
-
-MAX_SHAPES = 64
-"""The number of input shapes for which a stack remembers the output shapes of its modules."""
 
 
 class MaskedStack(nn.Module):
@@ -125,7 +123,7 @@ class MaskedStack(nn.Module):
         if aggregation == "scaled":
             self.scales = nn.Parameter(self.masks.real.new_ones(self.masks.real.shape) / self.masks.fan_in[:, None])
         self._in_flight, self._growth = InFlight(), GrowthWatch()
-        self._shapes: dict[Any, Shapes] = {}  # output shapes of all modules, by input shapes of the stack
+        self._shapes: KnownShapes = {}
 
     @property
     def learning(self) -> bool:
@@ -156,7 +154,7 @@ class MaskedStack(nn.Module):
         if not args and not kwargs and (fast := inputs.at_once(modules, x)) is not None:
             output = fast if inputs.learning else self.reaching_idle_parameters(fast, alive)
             return self.end(inputs, output)
-        key = self.shape_key(inputs, (x, args, kwargs))
+        key = None if inputs.learning else key_of(x, args, kwargs)
         known = self._shapes.get(key)
         outputs = inputs.outputs(x, self.align, known)
         last = {} if torch.compiler.is_compiling() else last_uses(inputs, outputs)
@@ -168,8 +166,11 @@ class MaskedStack(nn.Module):
                     outputs.skip()
                     continue
                 alone = not inputs.by_layer and number not in together
-                reading = inputs.sources(number, outputs) if alone else Reading()
-                with nullcontext() if alive[number] else without_trace(module, probing=not inputs.learning):
+                probing = not (alive[number] or inputs.learning)  # it runs once, for its output shape
+                with torch.no_grad() if probing else nullcontext():
+                    found = outputs.apart() if probing else outputs
+                    reading = inputs.sources(number, found) if alone else Reading()
+                with nullcontext() if alive[number] else without_trace(module, probing=probing):
                     if layer == 0:
                         read = inputs.first(x, number)
                     else:
@@ -181,9 +182,7 @@ class MaskedStack(nn.Module):
                         read = self.reaching_idle_parameters(read, alive)
                     outputs.append(module(read, *args, **kwargs))
         if key is not None and known is None and not all(alive):
-            if len(self._shapes) >= MAX_SHAPES:
-                self._shapes.clear()
-            self._shapes[key] = outputs.sizes
+            keep_shapes(self._shapes, key, outputs.sizes)
         return self.end(inputs, inputs.output(outputs), outputs)
 
     def begin(self) -> Inputs:
@@ -217,15 +216,6 @@ class MaskedStack(nn.Module):
         if self.training and outputs is not None:
             self._growth.look(outputs.found[0], output)
         return output
-
-    def shape_key(self, inputs: Inputs, given: Any) -> tuple[Any, ...] | None:
-        """Return the key under which output shapes are remembered; None if they are not, as while masks learn."""
-        leaves = tree_leaves(given)
-        nested = any(isinstance(leaf, Tensor) and leaf.is_nested for leaf in leaves)
-        if inputs.learning or nested or torch.compiler.is_compiling():
-            return None
-        key = tuple(leaf.shape if isinstance(leaf, Tensor) else leaf for leaf in leaves)
-        return key if all(isinstance(leaf, Hashable) for leaf in key) else None
 
     def reaching_idle_parameters(self, x: Any, alive: Sequence[bool]) -> Any:
         """Return x with a link to unused parameters, so that their gradient is zero instead of None (D14).
@@ -266,19 +256,3 @@ class MaskedStack(nn.Module):
     def extra_repr(self) -> str:
         """Return what `print(model)` shows about the stack."""
         return f"aggregation={getattr(self.aggregation, '__name__', self.aggregation)}"
-
-
-@contextmanager
-def without_trace(module: nn.Module, *, probing: bool) -> Iterator[None]:
-    """Run a module that nothing reads without a graph; with `probing`, for its shape only, also in eval mode."""
-    training = [part for part in module.modules() if part.training] if probing else []
-    devices = [p.device for p in module.parameters() if p.is_cuda][:1]
-    fork = torch.random.fork_rng(devices) if probing and not torch.compiler.is_compiling() else nullcontext()
-    try:
-        for part in training:
-            part.training = False  # so that dropout draws nothing and statistics stay
-        with torch.no_grad(), fork:
-            yield
-    finally:
-        for part in training:
-            part.training = True

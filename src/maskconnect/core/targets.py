@@ -131,6 +131,8 @@ class Targets:
         found = [outputs.source(k, before, fan_in, target) for k in (*self.always, *read)]
         if self.rows is None or self._by_autograd:
             return Reading(found)
+        if self.reads_all(target):  # outputs that cannot be added are sampled in the same way as their sum
+            return Reading(found, seen=self._seen_one_by_one(target, outputs))
         wholes = [outputs.candidate(k, before, fan_in, target) for k in self.candidates[target]]
         return Reading(found, seen=outputs.sampler.seen((1.0, wholes), shape=outputs.shape_of(before)))
 

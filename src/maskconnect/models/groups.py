@@ -116,14 +116,17 @@ def normalize_with(norm: nn.BatchNorm2d, x: Tensor, statistics: Statistics) -> T
 
 @torch.no_grad()
 def track_(norm: nn.BatchNorm2d, statistics: Statistics) -> None:
-    """Update the running statistics once, as nn.BatchNorm2d does, with the mean over groups."""
+    """Update the running statistics once, as nn.BatchNorm2d does, with the mean over groups.
+
+    As there, the graph of an earlier pass, which holds them without using them, stays valid.
+    """
     assert norm.running_mean is not None
     assert norm.running_var is not None
     assert norm.num_batches_tracked is not None
     norm.num_batches_tracked += 1
     momentum = 1 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
-    norm.running_mean.lerp_(statistics.mean_GC.mean(0), momentum)
-    norm.running_var.lerp_(statistics.unbiased_GC.mean(0), momentum)
+    norm.running_mean.data.lerp_(statistics.mean_GC.mean(0), momentum)
+    norm.running_var.data.lerp_(statistics.unbiased_GC.mean(0), momentum)
 
 
 def _as_one(

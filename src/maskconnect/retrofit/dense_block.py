@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from maskconnect.core.lookup import replaced
-from maskconnect.core.stack import without_trace
+from maskconnect.core.probing import without_trace
 from maskconnect.errors import ConfigError, integer, shown
 from maskconnect.retrofit.dense import DenseStack, widths_of
 from maskconnect.retrofit.narrow import conv_of, narrowed, weighted

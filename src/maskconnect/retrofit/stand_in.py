@@ -15,15 +15,19 @@ With "changed": true, the model computes something from it before it passes it t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from maskconnect.errors import shown
 
 Form = dict[str, Any]
+Forms = dict[int, Form | None]
+"""The forms of blocks that nothing reads, by number; None if the model uses the output."""
 Arguments = Mapping[str | int, Any]
 """The arguments of a block, by position or name."""
 
@@ -83,6 +87,17 @@ def stand_in(form: Form, x: Tensor, arguments: Arguments) -> Any:
     if kind == "dict":
         return dict(zip(form["keys"], items, strict=True))
     return tuple(items) if kind == "tuple" else items
+
+
+def nan_like(x: Tensor) -> Tensor:
+    """Return NaN in the shape of x.
+
+    It keeps x alive, as x itself would: if a later block reads x, activation checkpointing of that block needs x again.
+    """
+    nan = x.new_full((), math.nan)
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        vars(nan)["stands_for"] = x
+    return nan.expand_as(x)
 
 
 def read_form(found: Any) -> Form:

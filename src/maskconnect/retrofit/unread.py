@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from maskconnect.retrofit.stand_in import Form
+from maskconnect.retrofit.stand_in import Form, Forms
 
 METADATA_ATTRIBUTES = {"shape", "dtype", "device", "layout", "ndim", "is_nested", "is_cuda", "is_meta", "requires_grad"}
 """Attributes that do not depend on the values of a tensor."""
@@ -39,6 +39,7 @@ class Watch:
     """What happened to one output."""
 
     form: Form
+    forms: Forms  # of the pass, for the decision
     absent: Callable[[], NoReturn] | None = None  # for a skipped block: what to do if the output is used
     used: bool = False
     changed: bool = False  # whether the model changed it for the next block

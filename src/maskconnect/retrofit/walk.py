@@ -17,7 +17,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from maskconnect.core.inputs import Inputs
 from maskconnect.core.outputs import Outputs
+from maskconnect.core.residual import version_of
 from maskconnect.errors import ConnectivityError
+from maskconnect.retrofit.stand_in import Form, Forms
 from maskconnect.retrofit.unread import Watch
 
 
@@ -32,6 +34,7 @@ class WholeOutputs(Outputs):
 
     by_fan_in = True
     read: list[Any] = field(default_factory=list)  # x_k
+    versions: list[int] = field(default_factory=list)  # of x_k, before the block ran
 
     def part(self, k: int, fan_in: int) -> Any:
         """Return the output of block k for a reader with this fan-in."""
@@ -39,7 +42,19 @@ class WholeOutputs(Outputs):
         if fan_in == 1 or not isinstance(y, Tensor):
             return y
         x = self.read[k]
-        return torch.sub(y, x, alpha=1 - 1 / fan_in) if x.shape == y.shape else y / fan_in
+        if x.shape != y.shape:
+            return y / fan_in
+        if version_of(x) != self.versions[k]:
+            raise ConnectivityError(
+                f"the input of block {k} was changed in place, which its shortcut reads too; use inplace=False in the "
+                "first layer of the block, and x = x + f(x) instead of x += f(x)."
+            )
+        if y is x and x.is_inference():
+            raise ConnectivityError(
+                f"block {k} returned its input itself, and torch.inference_mode() hides whether it was changed in "
+                "place; use torch.no_grad() instead."
+            )
+        return torch.sub(y, x, alpha=1 - 1 / fan_in)
 
 
 @dataclass
@@ -49,6 +64,8 @@ class Walk:
     inputs: Inputs
     outputs: Outputs
     needed: tuple[bool, ...]  # the blocks that run
+    forms: Forms  # what passes like this one have found out so far; other threads may change it
+    absent: dict[int, Form]  # the forms of blocks that need not run, as known when the pass began
     weak_outputs: list[ReferenceType[Any] | None] = field(default_factory=list)  # the outputs, after the pass has ended
     last: Any = None  # what the latest block returned
     kept: Any = None  # the tensors among the attributes of a block before it ran
@@ -62,6 +79,7 @@ class Walk:
         """Note that the next block reads x."""
         if isinstance(self.outputs, WholeOutputs):
             self.outputs.read.append(x)
+            self.outputs.versions.append(version_of(x))
 
     def read(self, number: int) -> Any:
         """Return the input of a block."""
@@ -80,7 +98,7 @@ class Walk:
         self.weak_outputs = [ref(y) if isinstance(y, Tensor) else None for y in self.outputs.found]
         self.outputs, self.last = replace(self.outputs.restarted([]), first=None), None
         if isinstance(self.outputs, WholeOutputs):
-            self.outputs.read = []
+            self.outputs.read, self.outputs.versions = [], []
 
     def replay_at(self, number: int) -> Walk:
         """Return the pass as it was when block `number` ran, which activation checkpointing now repeats."""
@@ -91,7 +109,7 @@ class Walk:
                 f"block {number} is run again in the backward pass, but its sources no longer exist. With this "
                 "aggregation, checkpoint all blocks together, or the modules inside each block."
             )
-        return Walk(self.inputs, self.outputs.restarted(found), self.needed)
+        return Walk(self.inputs, self.outputs.restarted(found), self.needed, self.forms, self.absent)
 
 
 class Passes(threading.local):

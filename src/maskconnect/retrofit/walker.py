@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,7 +21,7 @@ from maskconnect.core.wiring import Layout, reaching_output
 from maskconnect.errors import ConnectivityError
 from maskconnect.retrofit.given import Given
 from maskconnect.retrofit.origin import comes_from
-from maskconnect.retrofit.stand_in import Form, form_of, is_known, stand_in
+from maskconnect.retrofit.stand_in import Forms, form_of, is_known, nan_like, stand_in
 from maskconnect.retrofit.unread import Watch, can_be_watched, tensors_kept_by
 from maskconnect.retrofit.walk import Passes, Past, Walk, WholeOutputs
 
@@ -39,8 +38,8 @@ class Walker:
     def start_walking(self) -> None:
         """Initialize the state of the passes."""
         self.passes, self.past = Passes(), Past()
-        self.forms: dict[int, Form | None] = {}  # of blocks that nothing reads; None if the model uses the output
-        self.forms_by_kind: dict[Any, dict[int, Form | None]] = {}
+        self.forms: Forms = {}  # of the latest pass
+        self.forms_by_kind: dict[Any, Forms] = {}
 
     def begin(self) -> Inputs:
         """Begin a forward pass: draw masks, or take the current ones."""
@@ -70,7 +69,8 @@ class Walker:
             before, absent, after = self._before_untraced, self._absent_untraced, self._after_untraced
         walk, reading = before(number, block, given)
         if reading is None:
-            return absent(number, given, watching=not torch.compiler.is_compiling())
+            assert walk is not None
+            return absent(number, walk, given, watching=not torch.compiler.is_compiling())
         y = reading.call(block)
         if walk is None:
             return y
@@ -91,10 +91,10 @@ class Walker:
         read = walk.read(number) if number else x
         if number == self.layout.targets[-1]:
             read = self.reaching_idle_parameters(read, alive)
-            for watch in () if torch.compiler.is_compiling() else self.passes.watches.values():
+            for watch in () if again or torch.compiler.is_compiling() else self.passes.watches.values():
                 watch.end(given.held)
         walk.block_read(read)
-        if not walk.inputs.learning and not alive[number] and number not in self.forms:
+        if not walk.inputs.learning and not alive[number] and number not in walk.forms:
             walk.kept = tensors_kept_by(block)
         if not walk.inputs.learning and not torch.is_grad_enabled():
             walk.forget(number)
@@ -103,8 +103,8 @@ class Walker:
     def _after(self, number: int, walk: Walk, block: nn.Module, given: Given, y: Any, *, watching: bool) -> Any:
         """Return the output of the block for the model."""
         inputs, walk.last = walk.inputs, y
-        if watching and not inputs.learning and not inputs.masks.alive[number] and number not in self.forms:
-            y = self._watched(number, y, given, leaves=tensors_kept_by(block) != walk.kept)
+        if watching and not inputs.learning and not inputs.masks.alive[number] and number not in walk.forms:
+            y = self._watched(number, walk, y, given, leaves=tensors_kept_by(block) != walk.kept)
         if number == self.layout.targets[-1]:
             y = self.end(inputs, y, walk.outputs)
             walk.release()
@@ -118,9 +118,10 @@ class Walker:
         """Return the blocks whose outputs are needed by hooks."""
         return ()
 
-    def needed(self, masks: BinaryMasks, hooked: Collection[int] = ()) -> tuple[bool, ...]:
+    def needed(self, masks: BinaryMasks, hooked: Collection[int] = (), forms: Forms | None = None) -> tuple[bool, ...]:
         """Return which blocks must run with fixed masks: those that the output, the model or a hook depends on."""
-        used = [k for k, on in enumerate(masks.alive) if not on and (self.forms.get(k) is None or k in hooked)]
+        forms = self.forms if forms is None else forms
+        used = [k for k, on in enumerate(masks.alive) if not on and (forms.get(k) is None or k in hooked)]
         return reaching_output(masks.sources, (*self.layout.outputs, *used)) if used else masks.alive
 
     def judge(self, *, with_output: bool = False) -> None:
@@ -128,25 +129,23 @@ class Walker:
         for number, watch in self.passes.watches.items():
             if watch.over and watch.absent is None:  # otherwise the pass ended before its last block
                 form = {**watch.form, "changed": True} if watch.changed else watch.form
-                self.forms[number] = form if watch.unused(with_output=with_output) else None
+                watch.forms[number] = form if watch.unused(with_output=with_output) else None
         self.passes.watches = {}
 
-    def _absent(self, number: int, given: Given, *, watching: bool) -> Any:
+    def _absent(self, number: int, walk: Walk, given: Given, *, watching: bool) -> Any:
         """Return the stand-in for the output of a skipped block; using it raises an error."""
-        form = self.forms[number]
-        assert form is not None
-        x = given.main
+        form, x = walk.absent[number], given.main
         if self.guards and not self.training and not form.get("changed") and not x.is_nested:
-            x = x.new_full((), math.nan).expand_as(x)  # so that a use that cannot be detected, as in TorchScript, shows
+            x = nan_like(x)  # so that a use that cannot be detected, as in TorchScript, shows
         y = stand_in(form, x, given.arguments)
         if not watching or not self.guards or not can_be_watched(y):
             return y
-        self.passes.watches[-1 - number] = watch = Watch(form, partial(_refuse, self.forms, number))
+        self.passes.watches[-1 - number] = watch = Watch(form, walk.forms, partial(_refuse, walk.forms, number))
         return watch.wrap(y, form)
 
     _absent_untraced = torch.compiler.disable(_absent)  # type: ignore[no-untyped-call]
 
-    def _watched(self, number: int, y: Any, given: Given, *, leaves: bool) -> Any:
+    def _watched(self, number: int, walk: Walk, y: Any, given: Given, *, leaves: bool) -> Any:
         """Return y, the output of a block that nothing reads, watched for uses by the model.
 
         `leaves` says that the block stored tensors in attributes, which the model may read.
@@ -155,23 +154,19 @@ class Walker:
         if backward_pass() is not None:
             return y
         if leaves or form is None or not is_known(form) or not can_be_watched(y):
-            self.forms[number] = None
+            walk.forms[number] = None
             return y
-        self.passes.watches[number] = watch = Watch(form)
+        self.passes.watches[number] = watch = Watch(form, walk.forms)
         return watch.wrap(y, form)
 
     def _begin(self, x: Any) -> Walk:
         if self.passes.now is not None:
             self.passes.now.release()  # it did not reach its last block
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and backward_pass() is None:  # a repeated pass skips the same blocks
             self.judge()
         inputs = self.begin()
-        if self.guards and not inputs.learning:
-            kind = self.training, x.shape[1:] if isinstance(x, Tensor) and x.dim() > 3 else None
-            if torch.compiler.is_compiling():  # must not change state, which would trigger recompilation
-                self.forms = self.forms_by_kind.get(kind, {})
-            else:
-                self.forms = self.forms_by_kind.setdefault(kind, {})
+        self.forms = forms = self.forms if inputs.learning or not self.guards else self._forms_for(x)
+        known = dict(forms)  # another thread may change them during this pass
         if self.aggregation == "residual":
             inputs = replace(inputs, aggregation="sum")  # of outputs that depend on the fan-in
             outputs: Outputs = WholeOutputs(
@@ -186,9 +181,18 @@ class Walker:
         else:
             outputs = inputs.outputs(x, self.align, None)
         every = (True,) * len(inputs.masks.alive)
-        needed = every if inputs.learning else self.needed(inputs.masks, self.hooked())
-        self.passes.now, self.passes.first, self.passes.looping = Walk(inputs, outputs, needed), None, False
-        return self.passes.now
+        needed = every if inputs.learning else self.needed(inputs.masks, self.hooked(), known)
+        absent = {k: form for k, form in known.items() if form is not None}
+        self.passes.now = walk = Walk(inputs, outputs, needed, forms, absent)
+        self.passes.first, self.passes.looping = None, False
+        return walk
+
+    def _forms_for(self, x: Any) -> Forms:
+        """Return the forms that passes with inputs like x share."""
+        kind = self.training, x.shape[1:] if isinstance(x, Tensor) and x.dim() > 3 else None
+        if torch.compiler.is_compiling():  # must not change state, which would trigger recompilation
+            return self.forms_by_kind.get(kind, {})
+        return self.forms_by_kind.setdefault(kind, {})
 
     def _new_pass_starts(self, x: Any) -> bool:
         """Return whether x, for a block that is not the first, belongs to a new pass (LayerDrop).
@@ -210,7 +214,8 @@ class Walker:
         if walk is not None:
             return walk.replay_at(number)
         if again and self.passes.now is None and self.passes.first is not None:
-            self._begin(self.passes.first)  # the whole pass is repeated
+            first = self.passes.first
+            self._begin(first).block_read(first)  # the whole pass is repeated
         elif self.training and not again and (self._new_pass_starts(x) or self._no_pass_runs(number)):
             self._begin(x).block_read(x)  # the model skipped the first block (LayerDrop)
         walk = self.passes.now
@@ -224,7 +229,7 @@ class Walker:
         for _ in range(number - come):
             walk.block_read(x)  # of a block that the model skipped
         walk.handed(x, 1 + number - come)
-        if self.training and torch.is_grad_enabled() and isinstance(key, Tensor) and not torch.compiler.is_compiling():
+        if torch.is_grad_enabled() and isinstance(key, Tensor) and not torch.compiler.is_compiling():
             self.past.walks[key] = walk
         return walk
 
@@ -232,7 +237,7 @@ class Walker:
 skip_code(Walker.run.__code__)  # traced with the whole model only: compiled for one block, it would lose the pass
 
 
-def _refuse(forms: dict[int, Form | None], number: int) -> NoReturn:
+def _refuse(forms: Forms, number: int) -> NoReturn:
     """Raise an error because the model uses the output of a skipped block; the block runs from now on."""
     forms[number] = None
     raise ConnectivityError(
