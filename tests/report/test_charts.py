@@ -11,8 +11,9 @@ import runs
 from maskconnect.cli.main import main
 from maskconnect.recipes import load
 from maskconnect.report import charts
+from maskconnect.report.axes import Axes, log_ticks, tick_texts, ticks
 from maskconnect.report.groups import groups_of
-from maskconnect.report.plot import Axes, figure, log_ticks, plot, tick_texts, ticks
+from maskconnect.report.plot import figure, plot
 from maskconnect.report.runs import read_run
 from maskconnect.report.tables import commands, comparison, facts, paper_accuracy
 from maskconnect.training.folder import find_runs
@@ -181,6 +182,44 @@ def test_a_plot_has_its_points_where_the_values_are():
     assert axes.at_y(1.0) > axes.at_y(3.0)
     assert "a<b" not in figure(replace(chart, lines=(line, line)))
     assert "a&lt;b" in figure(replace(chart, lines=(line, line)))
+
+
+def path(drawn, kind):
+    return re.search(rf'class={kind} data-c=0 d="([^"]*)"', drawn)[1]
+
+
+def test_a_missing_value_breaks_the_line_and_a_value_between_two_breaks_is_a_dot():
+    line = charts.Line(name="a", x=(1, 2, 3, 4, 5, 6, 7), y=(1.0, 2.0, None, 3.0, None, 4.0, 5.0), spread=(0.5,) * 7)
+    drawn = plot(charts.Chart(key="k", title="t", x="x", y="y", lines=(line,)))
+    assert [piece.count("L") for piece in path(drawn, "line").split("M")[1:]] == [1, 0, 1]
+    assert path(drawn, "dots").count("M") == 1
+    assert path(drawn, "area").count("z") == 3
+
+
+def test_a_value_of_every_few_epochs_breaks_no_line():
+    y = (None, 1.0, None, 2.0, None, 3.0, 4.0)  # evaluate_every=2, and after the last epoch
+    line = charts.Line(name="a", x=(1, 2, 3, 4, 5, 6, 7), y=y)
+    drawn = plot(charts.Chart(key="k", title="t", x="x", y="y", lines=(line,)))
+    assert path(drawn, "line").count("M") == 1
+    assert "class=dots" not in drawn
+    nothing = charts.Line(name="a", x=(1, 2), y=(None, None))
+    assert nothing.pieces == nothing.known == []
+
+
+@pytest.mark.parametrize(
+    ("y", "text"), [("%", "50.00 ± 1.25 %"), ("test accuracy, %", "50.00 ± 1.25 %"), ("loss", "50 ± 1.2")]
+)
+def test_accuracies_have_their_unit_and_the_decimals_of_the_table(y, text):
+    line = charts.Line(name="a", x=(1,), y=(50.0,), spread=(1.25,))
+    chart = charts.Chart(key="k", title="t", x="x", y=y, lines=(line,))
+    assert chart.text(line.known[0]) == text
+    assert chart.legend(line) == f"a: {text}"
+
+
+def test_branches_that_are_unlike_stand_in_layers(mixed, layered):
+    assert charts.branching(groups_of([mixed])).x == "layer, from the input"
+    assert charts.branching(groups_of([layered])).x == "module, from the input"
+    assert charts.branching(groups_of([layered, mixed])).place == "layer or module"
 
 
 @pytest.mark.parametrize("y", [(5.0, 5.0), (0.0, 0.0), (1e-9, 1e9), (7.0, None)])

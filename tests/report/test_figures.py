@@ -59,6 +59,17 @@ def test_no_text_is_left_as_mathematics(chain, tmp_path, monkeypatch):
     assert not [text for text in texts if "$" in text]
 
 
+def test_a_lone_value_stands_in_the_legend(tmp_path, monkeypatch):
+    monkeypatch.setitem(figures.STYLE, "svg.fonttype", "none")
+    train = charts.Line(name="train", x=(1, 2, 3), y=(90.0, None, 92.0))
+    test = charts.Line(name="test", x=(1, 2, 3), y=(None, None, 94.72))
+    for lines in ((train, test), (test,)):
+        chart = charts.Chart(key="k", title="t", x="x", y="%", lines=lines)
+        (drawn, _) = figures.write_chart(chart, tmp_path / "k")
+        texts = [text.text for text in ElementTree.parse(drawn).iter("{http://www.w3.org/2000/svg}text")]
+        assert [text for text in texts if "94.72" in text] == ["test: 94.72 %"]
+
+
 def test_plots_do_not_need_every_value(chain, tmp_path):
     line = charts.Line(name="a", x=(1, 2, 3), y=(None, 2.0, None))
     written = figures.write_chart(charts.Chart(key="k", title="t", x="x", y="y", lines=(line,)), tmp_path / "k")

@@ -9,8 +9,9 @@ import pytest
 import runs
 
 from maskconnect.report import charts
+from maskconnect.report.axes import Axes
 from maskconnect.report.groups import groups_of
-from maskconnect.report.plot import Axes, figure, strip
+from maskconnect.report.plot import figure, strip
 from maskconnect.report.runs import read_run
 
 LONG = [f"some_rather_long_name_of_class_{k}" for k in range(10)]
@@ -60,13 +61,14 @@ def test_runs_that_were_evaluated_once_have_numbers_instead_of_lone_dots(visit, 
     assert chart.is_strip
     page = visit(*once)
     shown = page.locator("section:not(.run) .strip li b").all_inner_texts()
-    assert shown == [f"{run.summary['test']['top1']:.4g} %" for run in once]
+    assert shown == [f"{run.summary['test']['top1']:.2f} %" for run in once]
     names = page.locator("section:not(.run) .strip li span").all_inner_texts()
     assert names == [group.label for group in groups_of(once)]
-    assert "Evaluated once, after epoch 6." in page.locator("section:not(.run)").inner_text()
-    test = f"{once[0].summary['test']['top1']:.4g}"
-    accuracy = page.locator(".run:not([hidden]) figure.chart", has_text="Accuracy").locator("svg.plot")
-    assert test in accuracy.locator("text").all_text_contents(), "beside a curve, a lone dot has its value"
+    assert "Recorded once, after epoch 6." in page.locator("section:not(.run)").inner_text()
+    accuracy = page.locator(".run:not([hidden]) figure.chart", has_text="Accuracy")
+    legend = accuracy.locator(".legend li").all_inner_texts()
+    assert legend == ["train", f"test: {once[0].summary['test']['top1']:.2f} %"], "the value of a lone dot"
+    assert not [text for text in accuracy.locator("svg.plot text").all_text_contents() if "." in text]
 
 
 def test_a_strip_has_the_deviation_over_seeds_and_escapes_names():
@@ -74,8 +76,11 @@ def test_a_strip_has_the_deviation_over_seeds_and_escapes_names():
     other = charts.Line(name="b", x=(3,), y=(60.0,))
     text = strip(charts.Chart(key="k", title="t", x="epoch", y="%", lines=(line, other), most=100.0))
     assert "&lt;a&gt;" in text
-    assert "50 ± 1.2 %" in text
-    assert "The scale runs from 49.5 to 60.5 %." in text
+    assert "50.00 ± 1.25 %" in text
+    assert "The scale runs from 48.19 to 60.56 %." in text, "the deviation is on the scale"
+    low, high = 48.1875, 60.5625
+    first, width = (100 * part / (high - low) for part in (48.75 - low, 2.5))
+    assert f"--from:{first:.1f}%;--width:{width:.1f}%" in text
 
 
 def test_axes_span_the_values_and_the_page_says_so(visit, chain):
@@ -98,7 +103,7 @@ def test_a_tap_shows_values_until_the_next_tap_elsewhere(visit, chain):
     )
     plot.scroll_into_view_if_needed()
     plot.tap(position={"x": 340, "y": 80})
-    assert page.locator("#tip").inner_text().startswith("epoch 6\ntrain ")
+    assert page.locator("#tip").inner_text().startswith("epoch 6\ntrain: ")
     marks = plot.locator(".marks").get_attribute("d")
     assert marks.count("M") == 2, "a mark on each line"
     page.locator("svg.plot").first.tap(position={"x": 340, "y": 80})

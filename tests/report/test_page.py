@@ -212,7 +212,13 @@ def test_runs_side_by_side(visit, folder):
     ]
     for number, run in enumerate(found):
         page.locator("#choose").select_option(str(number))
-        assert page.locator(f"{SHOWN} h2").inner_text() == f"{run.wiring}, seed {run.recipe.seed}"
+        assert page.locator(f"{SHOWN} h2").inner_text() == f"{run.network}, {run.wiring}, seed {run.recipe.seed}"
+        assert (
+            page.locator("#choose option")
+            .nth(number)
+            .inner_text()
+            .startswith(f"{page.locator(f'{SHOWN} h2').inner_text()} — ")
+        )
         assert drawn(page) == expected(run.wires)
     assert page.locator(f"{SHOWN} .usual").count() == 1
 
@@ -234,7 +240,7 @@ def test_plots_tell_the_values_of_the_metrics(visit, chain):
         page.keyboard.press("ArrowLeft")
         epoch = chain.epochs[-1 - back]
         tip = page.locator("#tip").inner_text()
-        assert tip == f"epoch {epoch.epoch}\ntrain {epoch.accuracy:.4g}\ntest {epoch.test_top1:.4g}"
+        assert tip == f"epoch {epoch.epoch}\ntrain: {epoch.accuracy:.2f} %\ntest: {epoch.test_top1:.2f} %"
     plot.hover(position={"x": 200, "y": 80})
     assert page.locator("#tip").is_visible()
     page.mouse.move(5, 5)

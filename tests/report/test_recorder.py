@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from textwrap import dedent
 
 import pytest
 import torch
@@ -109,6 +110,8 @@ def test_it_stands_beside_runs_of_recipes(recorded, folder, visit, type_in, tmp_
     rows = page.locator("section:not(.run) tbody tr").all_inner_texts()
     assert [row.split("\t")[0] for row in rows] == ["Learned (mine)", "Learned, K=2"]
     assert "75.00" in rows[0]
+    note = "Accuracies are on digits; the data of recorded runs is unknown."
+    assert note in page.locator("section:not(.run)").inner_text()
     assert find_all([place.parent]) == [place]
     assert find_all([folder, place])[-1] == place
 
@@ -318,10 +321,24 @@ def test_a_damaged_recording_is_one_sentence(recorded, type_in, how):
 
 def test_the_example_in_the_docstring_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    text = Recorder.__doc__
-    code = "\n".join(line[8:] for line in text.split("dies")[0].splitlines() if line.startswith(" " * 8))
+    code = dedent(Recorder.__doc__.partition("```python\n")[2].partition("```")[0])
     model = mc.MaskedStack([nn.Linear(2, 2) for _ in range(4)], fan_in=1)
     loader = [(torch.randn(2, 2), None)]
     names = {"mc": mc, "model": model, "loader": loader, "optimizer": optimizer_of(model)}
     exec(code, names | {"loss": torch.tensor(1.0), "accuracy": 0.5})
     assert read_any(tmp_path / "runs/mine").done == 10
+
+
+def test_values_have_names_of_their_own(tmp_path):
+    with mc.Recorder(TwoStacks(), tmp_path / "mine") as recorder:
+        with pytest.raises(mc.ConfigError, match=r"lr is recorded by mc\.Recorder itself; choose another name"):
+            recorder.step(loss=1.0, lr=0.1)
+        recorder.step(loss=1.0)
+
+
+def test_an_accuracy_that_is_not_a_number_is_not_recorded_as_perfect(tmp_path):
+    with mc.Recorder(TwoStacks(), tmp_path / "mine") as recorder:
+        recorder.step(loss=float("nan"), accuracy=float("nan"))
+        recorder.epoch(accuracy=float("nan"))
+    assert lines(tmp_path / "mine")[0]["accuracy"] is None
+    assert lines(tmp_path / "mine")[0]["test"] == {"top1": None}

@@ -3,54 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from maskconnect.report.chart import Chart, Line
 from maskconnect.report.groups import Group
-from maskconnect.report.history import Band, Epoch, Run
+from maskconnect.report.history import Epoch, Run
 from maskconnect.report.wires import Wires
 from maskconnect.training.statistics import statistic
 
 MOST_SCALES = 8
 """The number of layers in the chart of activation scales."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """A line, or points, of a chart; where y is None there is no point."""
-
-    name: str
-    x: tuple[float, ...]
-    y: tuple[float | None, ...]
-    spread: tuple[float | None, ...] = ()  # standard deviations, where there are several seeds
-    points: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Chart:
-    """A chart."""
-
-    key: str  # the name of its file
-    title: str
-    x: str
-    y: str
-    lines: tuple[Line, ...]
-    bands: tuple[Band, ...] = ()
-    log: bool = False
-    ordered: bool = False  # lines have an order, and their colors follow it
-    whole: bool = False  # values are counts
-    most: float | None = None  # the largest possible value, such as 100 %
-    note: str = ""
-
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to see."""
-        return not any(value is not None for line in self.lines for value in line.y)
-
-    @property
-    def is_strip(self) -> bool:
-        """Whether no line has more than one value over the epochs: numbers side by side say more than lone dots."""
-        known = [sum(value is not None for value in line.y) for line in self.lines]
-        return max(known, default=0) == 1 and not any(line.points for line in self.lines)
 
 
 def curves(run: Run) -> list[Chart]:
@@ -176,21 +138,21 @@ def _line(name: str, values: Iterable[tuple[float, list[float]]], *, points: boo
 
 def branching(groups: Sequence[Group]) -> Chart | None:
     """Active branches by depth, one line per K (figures 5 and 6); None where no network has branches."""
-    lines = [
-        _line(label, _over_runs([wires.active_by_layer for wires in found]), points=True)
-        for label, found in _wirings(groups)
-        if found[0].layout.layered
-    ]
-    if not lines:
+    branched = [(label, found) for label, found in _wirings(groups) if found[0].layout.layered]
+    if not branched:
         return None
+    lines = [
+        _line(label, _over_runs([wires.active_by_layer for wires in found]), points=True) for label, found in branched
+    ]
+    unit = " or ".join(sorted({found[0].unit for _, found in branched}))
     return Chart(
         key="branching",
         title="Active branches by depth",
-        x="module, from the input",
+        x=f"{unit}, from the input",
         y="branches that reach the output",
         lines=tuple(lines),
         whole=True,
-        note="Every branch of the last module reaches the output.",
+        note=f"Every branch of the last {unit} reaches the output.",
     )
 
 

@@ -19,7 +19,7 @@ from maskconnect.report.scene import Scene
 from maskconnect.report.wires import Edge, Wires, wires_of
 
 KINDS = (".svg", ".png")
-NOTE = "Stronger lines have larger real masks. Dashed blocks cannot reach the output."
+NOTE = "Stronger lines have larger mask values. Dashed blocks cannot reach the output."
 GAP, MARGIN, HEAD, FOOT = 36, 16, 34, 30
 
 STYLE = """\
@@ -43,10 +43,10 @@ STYLE = """\
 
 KINDS_STYLE = """\
 .maskconnect .block text{fill:#1f2328;text-anchor:middle}
-.maskconnect .unused text{fill:#8c959f}
+.maskconnect .unused text{fill:#57606a}
 @media(prefers-color-scheme:dark){
 .maskconnect .block text{fill:#f0f6fc}
-.maskconnect .unused text{fill:#656c76}
+.maskconnect .unused text{fill:#9198a1}
 }"""
 """Added where blocks have kinds."""
 

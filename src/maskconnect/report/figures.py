@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maskconnect.errors import need
-from maskconnect.report.charts import Chart, Line
+from maskconnect.report.chart import Chart, Line
 from maskconnect.report.drawing import HEAD, LABEL, MARGIN, Drawing, Panel, fading, opacity, thickness
 from maskconnect.report.mistakes import FEW, Confusion, short
 from maskconnect.report.plot import shade
@@ -94,9 +94,9 @@ def _chart(axes: Axes, chart: Chart) -> None:
         if band.end - band.start > 0.021 * len(band.name) * chart.bands[-1].end:
             middle = (band.start + band.end) / 2
             at: dict[str, Any] = {"xy": (middle, 1), "xycoords": axes.get_xaxis_transform(), "xytext": (0, 3)}
-            axes.annotate(band.name, **at, textcoords="offset points", ha="center", fontsize=7, color=FAINT)
+            axes.annotate(band.name, **at, textcoords="offset points", ha="center", fontsize=7, color=SOFT)
     for number, line in enumerate(chart.lines):
-        _line(axes, line, *_look(chart, number))
+        _line(axes, line, chart.legend(line), *_look(chart, number))
     if chart.log and _steep(chart):
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:g}")  # the default uses mathematics, which STYLE turns off
@@ -109,7 +109,7 @@ def _chart(axes: Axes, chart: Chart) -> None:
         axes.set_ylim(bottom=0)  # no error bar extends below 0
     axes.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
     axes.set(title=chart.title, xlabel=chart.x, ylabel=chart.y)
-    if len(chart.lines) > 1:
+    if len(chart.lines) > 1 or chart.is_strip:
         aside: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)} if _crowded(chart) else {}
         axes.legend(handlelength=2.4, **aside)
 
@@ -130,19 +130,17 @@ def _look(chart: Chart, number: int) -> tuple[str, Any]:
     return COLORS[number], DASHES[number]
 
 
-def _line(axes: Axes, line: Line, color: str, dashes: Any) -> None:
-    spread = line.spread or (None,) * len(line.y)
-    known = [(x, y, s or 0.0) for x, y, s in zip(line.x, line.y, spread, strict=True) if y is not None]
-    x, y, deviation = ([point[i] for point in known] for i in range(3))
-    marker = "o" if line.points or len(known) == 1 else ""
-    axes.plot(x, y, color=color, linestyle=dashes, marker=marker, markersize=4, linewidth=1.5, label=line.name)
-    if len(known) == 1 and not line.points:
-        axes.annotate(f"{y[0]:.4g}", (x[0], y[0]), xytext=(-4, 4), textcoords="offset points", ha="right", fontsize=7)
-    if line.points and any(deviation):
-        axes.errorbar(x, y, yerr=deviation, color=color, linestyle="", elinewidth=1, capsize=2.5)
-    elif any(deviation):
-        low, high = ([b + sign * d for b, d in zip(y, deviation, strict=True)] for sign in (-1, 1))
-        axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
+def _line(axes: Axes, line: Line, name: str, color: str, dashes: Any) -> None:
+    for number, piece in enumerate(line.pieces):
+        x, y, spread = ([point[i] or 0.0 for point in piece] for i in range(3))
+        marker = "o" if line.points or len(piece) == 1 else ""
+        look: dict[str, Any] = {"color": color, "linestyle": dashes, "marker": marker}
+        axes.plot(x, y, **look, markersize=4, linewidth=1.5, label=None if number else name)
+        if line.points and any(spread):
+            axes.errorbar(x, y, yerr=spread, color=color, linestyle="", elinewidth=1, capsize=2.5)
+        elif any(spread):
+            low, high = ([b + sign * d for b, d in zip(y, spread, strict=True)] for sign in (-1, 1))
+            axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
 
 
 def write_confusion(confusion: Confusion, place: Path) -> list[Path]:
@@ -163,7 +161,7 @@ def write_confusion(confusion: Confusion, place: Path) -> list[Path]:
             axes.set_yticks(range(len(classes)), classes)
             axes.tick_params(length=0)
             for t, p in confusion.count_TP.nonzero().tolist():
-                color = "white" if share_TP[t, p] > 0.4 else INK
+                color = "white" if share_TP[t, p] > 0.5 else INK
                 axes.text(p, t, str(int(confusion.count_TP[t, p])), ha="center", va="center", color=color, fontsize=8)
         return save(figure, place)
 
@@ -207,7 +205,7 @@ def _panel(axes: Axes, panel: Panel, x: float, y: float) -> None:
         box = f"round,pad=0,rounding_size={corner}"
         axes.add_patch(FancyBboxPatch(place, wide, side, boxstyle=box, fc="white", zorder=3, **edge))
         if scene.labels:
-            kind: dict[str, Any] = {"fontsize": 7.9, "color": INK if alive else FAINT, "zorder": 4, "ha": "center"}
+            kind: dict[str, Any] = {"fontsize": 7.9, "color": INK if alive else SOFT, "zorder": 4, "ha": "center"}
             axes.text(x + scene.xs[k], y + scene.ys[k] + 4, scene.labels[k], **kind)
 
 

@@ -65,9 +65,13 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
     labels = iter(labels_of(recipes, [run.wiring for run in firsts]))
     kinds = iter(labels_of(families, [run.kind for run in firsts]))
     found = [
-        Group(members[0].label, members[0].label, tuple(members))
-        if recipe is None
-        else Group(next(labels), next(kinds), tuple(members))
+        _recorded(members[0]) if recipe is None else Group(next(labels), next(kinds), tuple(members))
         for recipe, members in kept
     ]
     return [group if group.ended else replace(group, label=f"{group.label}, not ended") for group in found]
+
+
+def _recorded(run: Run) -> Group:
+    """A run without a recipe, under the name of its folder."""
+    label = f"{run.wiring} ({run.name})"
+    return Group(label, label, (run,))

@@ -176,11 +176,6 @@ class Run:
         raise NotImplementedError
 
     @property
-    def label(self) -> str:
-        """A heading for the run among others."""
-        raise NotImplementedError
-
-    @property
     def loss(self) -> str:
         """The name of the loss."""
         raise NotImplementedError

@@ -36,4 +36,4 @@ class Means:
         accuracy = found.get("accuracy", 0.0)
         if accuracy < 0 or accuracy > 1 + 1e-6:
             raise ConfigError(f"accuracy is {accuracy:.6g}; it must be between 0 and 1. Divide a percentage by 100.")
-        return found | ({"accuracy": 100 * min(1.0, accuracy)} if "accuracy" in found else {})
+        return found | ({"accuracy": 100 * min(accuracy, 1.0)} if "accuracy" in found else {})

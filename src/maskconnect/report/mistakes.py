@@ -22,6 +22,9 @@ LEVELS = 8
 FEW = 20
 """The largest number of classes for which the matrix shows names and numbers."""
 
+READABLE = 0.8
+"""The part of its size to which a matrix with numbers may shrink; on a narrower screen it scrolls sideways."""
+
 
 @dataclass(frozen=True)
 class Confusion:
@@ -36,6 +39,12 @@ class Confusion:
         totals = self.count_TP.sum(dim=1).tolist()
         right = self.count_TP.diagonal().tolist()
         return [100 * hits / total if total else None for hits, total in zip(right, totals, strict=True)]
+
+    @cached_property
+    def levels(self) -> Tensor:
+        """The shade of every cell, from 0 to LEVELS, by its share of the true class."""
+        share_TP = self.count_TP / self.count_TP.sum(dim=1, keepdim=True).clamp(min=1)
+        return (share_TP.sqrt() * LEVELS).ceil().long()
 
     def worst(self, most: int) -> list[tuple[int, int, int]]:
         """The most common confusions: true class, predicted class, number of images."""
@@ -70,16 +79,16 @@ def matrix(confusion: Confusion) -> str:
     cells = [number for t, p in places for number in (t, p, int(confusion.count_TP[t, p]))]
     data = {"margin": margin, "cell": cell, "names": confusion.classes, "cells": cells}
     words = html.escape(json.dumps(data, separators=(",", ":"), allow_nan=False), quote=True)
-    box = f'viewBox="0 0 {total} {total}" style="max-width:{total}px" role="img" aria-label="confusion matrix"'
-    return f'<svg class=matrix {box} data-matrix="{words}">{"".join(parts)}</svg>'
+    least = round(READABLE * total) if few else 0
+    fits = f"max-width:{total}px;min-width:{least}px"
+    box = f'viewBox="0 0 {total} {total}" style="{fits}" role="img" aria-label="confusion matrix"'
+    return f'<div class=wide><svg class=matrix {box} data-matrix="{words}">{"".join(parts)}</svg></div>'
 
 
 def _levels(confusion: Confusion, cell: int, margin: int) -> Iterator[tuple[int, str]]:
-    """The cells of every shade, as one path each; a shade is the share of the true class."""
-    share_TP = confusion.count_TP / confusion.count_TP.sum(dim=1, keepdim=True).clamp(min=1)
-    level_TP = (share_TP.sqrt() * LEVELS).ceil().long()
+    """The cells of every shade, as one path each."""
     for level in range(1, LEVELS + 1):
-        places = (level_TP == level).nonzero().tolist()
+        places = (confusion.levels == level).nonzero().tolist()
         if places:
             draw = (f"M{margin + cell * p} {margin + cell * t + cell / 2:g}h{cell}" for t, p in places)
             yield level, "".join(draw)
@@ -91,10 +100,9 @@ def _names_and_numbers(confusion: Confusion, names: list[str], cell: int, margin
         yield f'<text class=y x="{margin - 6}" y="{at + 4}">{html.escape(name)}</text>'
         yield f'<text transform="translate({at + 4} {margin - 6}) rotate(-90)">{html.escape(name)}</text>'
     for t, p in confusion.count_TP.nonzero().tolist():
-        count = int(confusion.count_TP[t, p])
-        dark = " class='x on'" if 2 * count > int(confusion.count_TP[t].sum()) else " class=x"
+        count, level = int(confusion.count_TP[t, p]), int(confusion.levels[t, p])
         at_x, at_y = margin + cell * p + cell // 2, margin + cell * t + cell // 2 + 4
-        yield f'<text{dark} x="{at_x}" y="{at_y}">{count}</text>'
+        yield f'<text class="x on on{level}" x="{at_x}" y="{at_y}">{count}</text>'
 
 
 def short(name: str, most: int = 14) -> str:
@@ -104,7 +112,7 @@ def short(name: str, most: int = 14) -> str:
 
 def breakable(name: str) -> str:
     """A name as HTML whose lines break after its separators before they break inside a word."""
-    return re.sub(r"([_/.,;-])(?=\w)", r"\1<wbr>", html.escape(name, quote=False))
+    return re.sub(r"([_/.;-])(?=[^\W\d])", r"\1<wbr>", html.escape(name, quote=False))
 
 
 def pictures(tested: Tested, classes: tuple[str, ...], most: int) -> str:
@@ -114,7 +122,7 @@ def pictures(tested: Tested, classes: tuple[str, ...], most: int) -> str:
     items = []
     for number, index in enumerate(tested.wrong[:most]):
         truth, said = (classes[int(part[index])] for part in (tested.label_N, tested.class_N))
-        sure = f"{100 * float(tested.probability_N[index]):.0f} %"
+        sure = f"{100 * float(tested.probability_N[index]):.0f}\u00a0%"
         address = data_address(tested.pictures_WCHW[number])
         words = f"said <b>{breakable(said)}</b> ({sure}),<br>is <b>{breakable(truth)}</b>"
         alt = html.escape(f"test image {index}", quote=True)

@@ -323,6 +323,7 @@
       });
     }
     render();
+    for (const view of root.querySelectorAll(".view")) view.scrollLeft = (view.scrollWidth - view.clientWidth) / 2;  // input and output
   }
 
   function neighbor(run, k, key) {
@@ -337,13 +338,19 @@
 
   // The tip is shared: `owner` is the chart or matrix that shows it, and only this one hides it.
   let owner = null;
-  const hush = svg => { if (owner === svg) say(svg, ""); };
+  const hush = svg => { if (owner === svg) say(svg, []); };
 
-  function say(svg, text, x, y) {
+  // Shows rows of text, each with the path of its line or without.
+  function say(svg, rows, x, y) {
     owner = svg;
-    tip.textContent = text;
-    tip.hidden = !text;
-    if (!text) return;
+    tip.replaceChildren();
+    tip.hidden = !rows.length;
+    if (!rows.length) return;
+    for (const [text, line] of rows) {
+      const row = add("div", tip);
+      if (line) make("svg", { viewBox: "0 0 22 10", "aria-hidden": true }, row).append(line);
+      add("span", row, text);
+    }
     const { clientWidth, clientHeight } = document.documentElement;
     const below = y + 16 + tip.offsetHeight <= clientHeight;
     tip.style.left = `${Math.max(4, Math.min(x + 14, clientWidth - tip.offsetWidth - 4)) + window.scrollX}px`;
@@ -352,12 +359,14 @@
 
   function plot(svg) {
     const data = JSON.parse(svg.dataset.chart), cross = make("path", { class: "cross" }, svg), marks = make("path", { class: "marks" }, svg);
+    const lines = [...svg.querySelectorAll(".line")];
+    const sample = i => { const line = lines[i].cloneNode(); line.setAttribute("d", "M1 5H21"); return line; };
     let at = data.x.length - 1;
     const point = (x, y) => {
-      const lines = data.name.map((name, i) => data.y[i][at] === null ? null : `${data.name.length > 1 ? name + " " : ""}${data.y[i][at]}`);
+      const rows = data.name.map((name, i) => [`${name}: ${data.y[i][at]}`, sample(i)]).filter((_, i) => data.y[i][at] !== null);
       cross.setAttribute("d", `M${data.at[at]} 20V210`);
       marks.setAttribute("d", data.places.filter(row => row[at] !== null).map(row => `M${data.at[at]} ${row[at]}h0`).join(""));
-      say(svg, [`${svg.dataset.x} ${data.x[at]}`, ...lines.filter(Boolean)].join("\n"), x, y);
+      say(svg, [[`${svg.dataset.x} ${data.x[at]}`], ...rows], x, y);
     };
     const leave = () => { cross.removeAttribute("d"); marks.removeAttribute("d"); hush(svg); };
     const follow = event => {
@@ -394,7 +403,8 @@
       const p = Math.floor(((event.clientX - box.left) * scale - margin) / cell);
       const t = Math.floor(((event.clientY - box.top) * scale - margin) / cell);
       const inside = p >= 0 && t >= 0 && p < names.length && t < names.length;
-      say(svg, inside ? `true ${names[t]}\npredicted ${names[p]}\n${counts.get(`${t},${p}`) ?? 0} images` : "", event.clientX, event.clientY);
+      const rows = [[`true: ${names[t]}`], [`predicted: ${names[p]}`], [`${counts.get(`${t},${p}`) ?? 0} images`]];
+      say(svg, inside ? rows : [], event.clientX, event.clientY);
     };
     svg.addEventListener("pointermove", follow);
     svg.addEventListener("pointerdown", follow);

@@ -28,6 +28,11 @@ PICTURES, CLASSES, CONFUSIONS = 12, 20, 8
 WIDE = 12
 """A confusion matrix with more classes than this takes the whole width."""
 
+NO_SCRIPT = (
+    "JavaScript is off: the drawings of wirings are missing, and charts show no values of points. "
+    "Unless --no-figures is given, maskconnect report also writes the drawings as files."
+)
+
 AXES = "Vertical axes span the values shown, so most do not start at 0."
 
 MASK = (
@@ -47,6 +52,7 @@ def page(runs: Sequence[Run]) -> str:
     data = [player_of(run, ROOM // count, number) for run in runs for number in range(len(run.stacks))]
     firsts = list(accumulate((len(run.stacks) for run in runs), initial=0))  # the first player of each run
     most = max(4, min(PICTURES, TOTAL_PICTURES // len(runs)))
+    titles = _titles(runs, groups)
     shown = next((number for number, run in enumerate(runs) if run.learns), 0)
     parts = [
         "<!doctype html>",
@@ -55,10 +61,13 @@ def page(runs: Sequence[Run]) -> str:
         f'<meta name="color-scheme" content="light dark">{MARK}',
         f"<title>{html.escape(_title(runs))}</title><style>{_asset('page.css')}</style></head><body>",
         f"<header><h1>{html.escape(_title(runs))}</h1><p>{html.escape(_subtitle(runs))}</p></header><main>",
+        f"<noscript><p class=note>{html.escape(NO_SCRIPT)}</p></noscript>",
         _side_by_side(groups) if several else "",
-        _chooser(runs, groups, shown) if several else "",
-        *(_run(run, number, firsts[number], several=several, most=most) for number, run in enumerate(runs)),
-        "<noscript><p>The drawings need JavaScript; the folder figures has them as files.</p></noscript>",
+        _chooser(runs, titles, shown) if several else "",
+        *(
+            _run(run, number, firsts[number], title=title if several else "", most=most)
+            for number, (run, title) in enumerate(zip(runs, titles, strict=True))
+        ),
         "</main><div id=tip hidden></div>",
         f'<script type="application/json" id=runs>{_json(data)}</script>',
         f"<script>{_asset('page.js')}</script></body></html>",
@@ -93,18 +102,24 @@ def _side_by_side(groups: Sequence[Group]) -> str:
     shown = "".join(figure(chart) for chart in plots if chart is not None and not chart.empty)
     spread = any(len(group.ended) > 1 for group in groups)
     data = dict.fromkeys(run.data for group in groups for run in group.runs if run.data)
-    of = f"Accuracies are on {html.escape(' and '.join(data))}." if data else ""
+    unknown = "; the data of recorded runs is unknown" * any(not run.data for group in groups for run in group.runs)
+    of = f"Accuracies are on {html.escape(' and '.join(data))}{unknown}." if data else ""
     note = f"<p class=note>{of}{' ± is the standard deviation over seeds.' * spread}</p>" if of or spread else ""
     drawn = f"<div class=charts>{shown}</div><p class=note>{AXES}</p>" if shown else ""
     return f"<section><h2>Side by side</h2>{comparison(groups)}{note}{drawn}</section>"
 
 
-def _chooser(runs: Sequence[Run], groups: Sequence[Group], shown: int) -> str:
+def _titles(runs: Sequence[Run], groups: Sequence[Group]) -> list[str]:
+    """A heading for each run among others: the label of its group, and its seed."""
     label = {id(run): group.label for group in groups for run in group.runs}
+    seeds = [f", seed {run.recipe.seed}" if isinstance(run, TrainedRun) else "" for run in runs]
+    return [f"{label[id(run)]}{seed}" for run, seed in zip(runs, seeds, strict=True)]
+
+
+def _chooser(runs: Sequence[Run], titles: Sequence[str], shown: int) -> str:
     often = Counter(run.name for run in runs)
     folders = [run.name if often[run.name] == 1 else str(run.path) for run in runs]
-    seeds = [f", seed {run.recipe.seed}" if isinstance(run, TrainedRun) else "" for run in runs]
-    names = [f"{label[id(run)]}{seed} — {path}" for run, seed, path in zip(runs, seeds, folders, strict=True)]
+    names = [f"{title} — {path}" for title, path in zip(titles, folders, strict=True)]
     options = "".join(
         f"<option value={number}{' selected' * (number == shown)}>{html.escape(name)}</option>"
         for number, name in enumerate(names)
@@ -112,21 +127,21 @@ def _chooser(runs: Sequence[Run], groups: Sequence[Group], shown: int) -> str:
     return f"<nav class=chooser><label for=choose>One run</label> <select id=choose>{options}</select></nav>"
 
 
-def _run(run: Run, number: int, player: int, *, several: bool, most: int) -> str:
-    """Everything about one run."""
+def _run(run: Run, number: int, player: int, *, title: str, most: int) -> str:
+    """Everything about one run; the only one has no title."""
     shown = "".join(figure(chart) for chart in charts.curves(run))
-    if not several:
+    if not title:
         alone = groups_of([run])
         own = [charts.branching(alone), charts.readers(alone)]
         shown += "".join(figure(chart) for chart in own if chart is not None)
     cards = "".join(
         f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd></div>" for name, value in facts(run)
     )
-    title = f"<h2>{html.escape(run.label)}</h2>" if several else ""
+    heading = f"<h2>{html.escape(title)}</h2>" if title else ""
     training = f"<h3>Training</h3><div class=charts>{shown}</div><p class=note>{AXES}</p>" if shown else ""
     players = "".join(_player(run, stack, player + i) for i, stack in enumerate(run.stacks))
     return (
-        f"<section class=run data-run={number}>{title}<dl class=facts>{cards}</dl>"
+        f"<section class=run data-run={number}>{heading}<dl class=facts>{cards}</dl>"
         f"<h3>Wiring</h3>{players}{_legend(run)}{training}{_mistakes(run, most)}{_origin(run)}</section>"
     )
 
@@ -176,7 +191,8 @@ def _mistakes(run: Run, most: int) -> str:
         key=lambda item: item[0],
     )
     bars = "".join(
-        f"<li><span>{html.escape(name)}</span><i style='--share:{accuracy:.1f}%'></i><b>{accuracy:.1f}</b></li>"
+        f"<li><span title='{html.escape(name)}'>{html.escape(name)}</span>"
+        f"<i style='--share:{accuracy:.1f}%'></i><b>{accuracy:.1f}</b></li>"
         for accuracy, name in ranked[:CLASSES]
     )
     rest = f", the {CLASSES} worst of {len(ranked)}" if len(ranked) > CLASSES else ""

@@ -100,11 +100,6 @@ class RecordedRun(Run):
         """One line about the run."""
         return f"recorded by mc.Recorder in {self.path}"
 
-    @property
-    def label(self) -> str:
-        """A heading for the run among others."""
-        return f"{self.wiring} ({self.name})"
-
 
 def is_recorded(path: Path) -> bool:
     """Whether a folder is one of `mc.Recorder`."""

@@ -29,6 +29,9 @@ from maskconnect.report.means import Means, Value
 from maskconnect.report.recording import Recording, describe, learning_rates
 from maskconnect.training.folder import SUMMARY, WIRING
 
+OWN = {"kind", "epoch", "step", "lr", "mask_lr", "mask_decay", "mask_entropy"}
+"""The values in a line of metrics that are not the user's."""
+
 
 class Recorder:
     """Record your own training loop in a folder that `maskconnect report` shows.
@@ -102,6 +105,8 @@ class Recorder:
                 as "train". `accuracy` must be between 0 and 1. A tensor on a GPU is read only every few steps.
         """
         self._check_open()
+        if taken := OWN & values.keys():
+            raise ConfigError(f"{min(taken)} is recorded by mc.Recorder itself; choose another name.")
         self._note_freeze(self._epochs + bool(self._epoch.count))
         self._steps += 1
         self._interval.add(values)

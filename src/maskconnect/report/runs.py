@@ -97,11 +97,6 @@ class TrainedRun(Run):
         return f"{self.recipe.about or self.recipe.name}, seed {self.recipe.seed}"
 
     @property
-    def label(self) -> str:
-        """A heading for the run among others."""
-        return f"{self.wiring}, seed {self.recipe.seed}"
-
-    @property
     def loss(self) -> str:
         """The name of the loss."""
         return "cross-entropy"

@@ -10,6 +10,7 @@ from typing import Any
 from maskconnect.recipes.schema import Paper
 from maskconnect.report.groups import Group
 from maskconnect.report.history import Run
+from maskconnect.report.mistakes import breakable
 from maskconnect.report.runs import TrainedRun
 from maskconnect.training.progress import duration
 from maskconnect.training.statistics import statistic
@@ -19,8 +20,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, words: int = 1)
     """An HTML table of escaped text, whose first `words` columns are words and the others numbers."""
 
     def row(cells: Sequence[str], tag: str) -> str:
-        kinds = ["" if number < words else " class=n" for number in range(len(cells))]
-        return "".join(f"<{tag}{kind}>{html.escape(c)}</{tag}>" for kind, c in zip(kinds, cells, strict=True))
+        first = "".join(f"<{tag}>{breakable(cell)}</{tag}>" for cell in cells[:words])
+        return first + "".join(f"<{tag} class=n>{html.escape(cell)}</{tag}>" for cell in cells[words:])
 
     body = "".join(f"<tr>{row(cells, 'td')}</tr>" for cells in rows)
     return f"<div class=wide><table><thead><tr>{row(head, 'th')}</tr></thead><tbody>{body}</tbody></table></div>"

@@ -64,6 +64,11 @@ class Wires:
         return [pair for pair in pairs if pair[0] not in self.sources[module]]
 
     @property
+    def unit(self) -> str:
+        """What a row of branches is called: a module of branches that are alike (ResNeXt), otherwise a layer."""
+        return "layer" if self.kinds else "module"
+
+    @property
     def active_by_layer(self) -> list[int]:
         """The number of branches of each layer that are used (figures 5 and 6)."""
         return [sum(self.alive[k] for k in layer) for layer in self.layout.layers]
