@@ -1,7 +1,7 @@
 """Train on several GPUs (or CPU cores) with DistributedDataParallel in your own loop.
 
 Run it with: torchrun --nproc-per-node=2 examples/several_gpus.py (20 seconds on two cores)
-Result here, one seed: learned 80.3 %, chain 77.4 %, random 95.2 %. Not a ranking: rounding alone moves them 15 points.
+Result here, one seed: learned 97.2 %, chain 96.1 %, random 94.1 %. Not a ranking: rounding alone moves them 2 points.
 """
 
 import os
@@ -21,7 +21,7 @@ def batch(step, rank, ranks, size=64):
     return x[rank::ranks], ((x.norm(dim=1) - 1).abs() < 0.4).long()[rank::ranks]
 
 
-def build(connectivity):
+def build(connectivity="learned"):
     torch.manual_seed(0)  # the same in every process, so that all draw the same masks
     blocks = [nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.LayerNorm(16)) for _ in range(6)]
     stack = mc.MaskedStack(blocks, fan_in=2, connectivity=connectivity)
@@ -31,8 +31,8 @@ def build(connectivity):
 def train(rank=0, ranks=1, steps=600, connectivity="learned"):
     """Learn for half of the steps, freeze, then fine-tune."""
     model = build(connectivity)
-    optimizer = torch.optim.SGD(mc.param_groups(model, lr=0.03, mask_lr=0.3), momentum=0.9)
-    mc.attach(optimizer, model)
+    optimizer = torch.optim.Adam(mc.param_groups(model, lr=0.003, mask_lr=0.03))
+    mc.attach(optimizer, model, mc.Blend(steps=steps // 2))
     wrapped = DistributedDataParallel(model) if ranks > 1 else model
     for step in range(steps):
         if step == steps // 2:

@@ -231,6 +231,12 @@ def test_a_loop_of_ones_own_with_torchs_own_wrapper():
 
 
 @pytest.mark.slow
+def test_three_ranks_that_resume_add_gradients_in_the_same_order():
+    done = torchrun(HERE / "workers/wrapped_again.py", ranks=3)
+    assert (done.returncode, done.stdout) == (0, "equal\n"), done.stderr
+
+
+@pytest.mark.slow
 def test_a_loop_with_accelerate():
     pytest.importorskip("accelerate")
     done = torchrun(HERE / "workers/accelerated.py")

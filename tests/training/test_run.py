@@ -245,8 +245,8 @@ def test_options_that_cannot_be_meant_are_errors():
 
 
 def test_a_device_that_is_not_there_is_an_error(tmp_path):
-    for device in ("cuda:7", "cpuu"):
-        with pytest.raises(ConfigError, match=f"device is '{device}'.*Try --device cpu"):
+    for device, complaint in (("cuda:7", ".*Try --device cpu"), ("gpu", "; use cpu, cuda or cuda:1.$")):
+        with pytest.raises(ConfigError, match=f"^device is '{device}'{complaint}"):
             runs.run(runs.tiny(tmp_path), tmp_path / device, device=device)
 
 

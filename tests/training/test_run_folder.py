@@ -8,6 +8,7 @@ import runs
 import torch
 
 from maskconnect.errors import ConfigError, DataError
+from maskconnect.training.folder import find_runs
 from maskconnect.training.options import Options
 from maskconnect.training.progress import Silent
 
@@ -82,6 +83,34 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
     recipe = runs.tiny(tmp_path)
     with pytest.raises(ConfigError, match=r"tiny.toml/run cannot be written"):
         runs.run(recipe, tmp_path / "tiny.toml" / "run")
+
+
+def test_a_file_in_place_of_the_folder_is_an_error_that_asks_for_a_folder(tmp_path):
+    recipe = runs.tiny(tmp_path)
+    with pytest.raises(ConfigError, match=r"tiny.toml is a file; name a folder"):
+        runs.run(recipe, tmp_path / "tiny.toml")
+    assert (tmp_path / "tiny.toml").read_text() == runs.TINY
+
+
+def made(*places):
+    """Folders that look like runs."""
+    for place in places:
+        place.mkdir(parents=True)
+        (place / "recipe.toml").touch()
+
+
+def test_runs_are_found_at_any_usual_depth_and_in_order(tmp_path):
+    places = "a sweep/K=2", "a sweep/K=10", "alone", "b/c/d/deep"
+    others = ".old/run", "a sweep/.old", "alone/final/copy", "b/c/d/e/too deep"
+    made(*(tmp_path / place for place in (*reversed(places), *others)))
+    (tmp_path / "empty").mkdir()
+    assert find_runs([tmp_path]) == [tmp_path / place for place in places]
+    assert find_runs([tmp_path / "alone", tmp_path / "a sweep", tmp_path]) == [
+        tmp_path / place for place in ("alone", "a sweep/K=2", "a sweep/K=10", "b/c/d/deep")
+    ]
+    assert find_runs([tmp_path / ".old"]) == [tmp_path / ".old/run"]
+    with pytest.raises(ConfigError, match="empty holds no run"):
+        find_runs([tmp_path / "empty"])
 
 
 def test_a_wrong_start_does_not_keep_the_folder(tmp_path, learned):

@@ -54,7 +54,7 @@ def test_a_run_without_a_checkpoint_in_the_middle_resumes_from_the_end_of_a_phas
     with pytest.raises(CrashError):
         runs.run(recipe, out, CrashAt(17))
     runs.run(recipe, out, Listening())
-    assert said[0] == "resuming from step 10 of 30"
+    assert said[1] == "resuming from step 10 of 30"
     assert runs.results(out) == never_stopped
 
 
@@ -158,5 +158,5 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_is_used(tmp_path, never
 
     runs.run(recipe, out, Listening())
     assert "step-000000007 cannot be used" in said[0]
-    assert said[1] == "resuming from step 6 of 30"
+    assert said[2] == "resuming from step 6 of 30"
     assert runs.results(out) == never_stopped

@@ -66,13 +66,24 @@ def remove_unfinished(folder: Path) -> None:
 @contextlib.contextmanager
 def held(place: Path) -> Iterator[None]:
     """Hold a folder by a lock file, which is removed at the end and stays if the process fails or is killed."""
-    with place.open("w") as file:
-        if not lock(file):
-            raise CheckpointError(
-                f"another process is writing to {place.parent}; wait for it, or choose another folder."
-            )
-        yield
-        place.unlink(missing_ok=True)
+    ours = False
+    while not ours:
+        with place.open("w") as file:
+            if not lock(file):
+                raise CheckpointError(
+                    f"another process is writing to {place.parent}; wait for it, or choose another folder."
+                )
+            if ours := _is_at(file, place):  # otherwise another process ended, and removed it, before we locked it
+                yield
+                place.unlink(missing_ok=True)
+
+
+def _is_at(file: TextIO, place: Path) -> bool:
+    """Return whether an open file is the one that has this name."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), place.stat())
+    except FileNotFoundError:
+        return False
 
 
 def lock(file: TextIO) -> bool:

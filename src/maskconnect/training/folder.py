@@ -48,6 +48,8 @@ from maskconnect.training.options import Options
 MODEL, INPUT, PREDICTIONS = "final/model.safetensors", "final/input.safetensors", "final/predictions.safetensors"
 DATA, CLASSES, ENVIRONMENT = "data.json", "final/classes.json", "environment.json"
 SUMMARY, WIRING, METRICS = "summary.json", "wiring.json", "metrics.jsonl"
+DEPTH = 4
+"""The number of levels of folders that `runs_in` searches."""
 
 
 class RunFolder:
@@ -70,6 +72,8 @@ class RunFolder:
 
         Returns the summary of the run, if it has finished.
         """
+        if self.path.is_file():
+            raise ConfigError(f"{self.path} is a file; name a folder with --out.")
         new = [self.path / name for name in ("recipe.toml", LOCK)] + [self.path, *self.path.parents]
         new = [place for place in new if not place.exists()]
         try:
@@ -208,6 +212,8 @@ class RunFolder:
     def summary(self) -> dict[str, Any]:
         """Return the summary of the run; an error if it has not finished."""
         if not self.finished:
+            if not self.path.exists():
+                raise ConfigError(f"{self.path} does not exist; pass a run folder.")
             if not (self.path / "recipe.toml").exists():
                 raise ConfigError(f"{self.path} is not a run folder: it has no recipe.toml. Pass the folder of a run.")
             raise ConfigError(f"the run in {self.path} has not finished; resume it with: {self.command()}")
@@ -238,14 +244,26 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _by_numbers(path: Path) -> list[tuple[int, int, str]]:
+def _by_numbers(name: str) -> list[tuple[int, int, str]]:
     """Return a sort key that puts K=2 before K=10."""
-    parts = re.split(r"(\d+)", path.name)
+    parts = re.split(r"(\d+)", name)
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts]
 
 
+def runs_in(place: Path) -> list[Path]:
+    """Return the run folders inside a folder, at most DEPTH levels below it and not inside hidden folders."""
+    found: list[Path] = []
+    for path, inside, files in os.walk(place, followlinks=True):
+        level = len(Path(path).relative_to(place).parts)
+        is_run = level > 0 and "recipe.toml" in files
+        found += [Path(path)] * is_run
+        shown = [] if is_run or level == DEPTH else [name for name in inside if not name.startswith(".")]
+        inside[:] = sorted(shown, key=_by_numbers)
+    return found
+
+
 def find_runs(places: Sequence[Path]) -> list[Path]:
-    """Return the run folders in some places; each place is a run folder, or a folder of run folders."""
+    """Return the run folders in some places; each place is a run folder, or a folder that holds some."""
     found: list[Path] = []
     for place in places:
         if (place / "recipe.toml").exists():
@@ -255,7 +273,7 @@ def find_runs(places: Sequence[Path]) -> list[Path]:
             raise ConfigError(
                 f"{place} {'is not a folder' if place.exists() else 'does not exist'}; pass a run folder."
             )
-        inside = sorted((child.parent for child in place.glob("*/recipe.toml")), key=_by_numbers)
+        inside = runs_in(place)
         if not inside:
             raise ConfigError(
                 f"{place} holds no run: neither it nor a folder in it has a recipe.toml. Pass a run folder."

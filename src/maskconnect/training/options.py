@@ -111,6 +111,9 @@ def device_of(name: str) -> torch.device:
         return torch.device("cpu")
     try:
         device = torch.device(name)
+    except RuntimeError:  # its message lists all that torch knows
+        raise ConfigError(f"device is {shown(name)}; use cpu, cuda or cuda:1.") from None
+    try:
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0].rstrip(".")

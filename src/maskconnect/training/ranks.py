@@ -13,6 +13,7 @@ import io
 import json
 import os
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -220,11 +221,19 @@ def leave(ranks: Ranks) -> None:
 
 
 def averaged(network: nn.Module) -> nn.Module:
-    """Return the network wrapped so that gradients are averaged over ranks; batch-norm statistics are not."""
+    """Return the network wrapped so that gradients are averaged over ranks; batch-norm statistics are not.
+
+    After its first step torch's wrapper adds gradients in another order, so a resumed run would round differently than
+    one that never stopped. Between two ranks the order makes no difference. With more, looking for unused parameters
+    (there are none) keeps the order.
+    """
     names = inspect.signature(DistributedDataParallel).parameters
     options: dict[str, Any] = {
         "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers": False
     }
+    if dist.get_world_size() > 2:
+        options["find_unused_parameters"] = True
+        warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified")
     return DistributedDataParallel(network, **options)
 
 

@@ -45,7 +45,8 @@ class Saving:
     saved: float = field(default_factory=time.monotonic)  # when the last checkpoint was written
 
     def begin(self) -> None:
-        """Resume from the last checkpoint, or start."""
+        """Resume from the last checkpoint, or start; when all checks have passed, show what was done."""
+        lines = [f"{self.recipe.name}, seed {self.recipe.seed}, in {self.folder.path}"]
         found = self.ranks.on_first(lambda: self.folder.checkpoints.latest(self.show.line))
         self.ranks.check_same(
             digest_of_plain(self.images.fingerprint()),
@@ -54,7 +55,7 @@ class Saving:
         if found is None:
             if self.recipe.init_from is not None:
                 place = Path(self.recipe.init_from)
-                self.show.line(self.ranks.together(lambda: load_weights(self.network, place)))
+                lines.append(self.ranks.together(lambda: load_weights(self.network, place)))
                 self.ranks.check_same(
                     digest_of_weights(self.network), "--init-from: rank {} has different weights than rank 0"
                 )
@@ -68,9 +69,11 @@ class Saving:
             self.state.load(saved)
             self.ranks.on_first(lambda: self.folder.open_metrics(saved["metrics_size"]))
             self.board.first = step + 1
-            self.show.line(f"resuming from step {step:,} of {self.schedule.steps:,}")
+            lines.append(f"resuming from step {step:,} of {self.schedule.steps:,}")
             for difference in differences(saved["machine"], machine_of(self.how)):
-                self.show.line(f"note: {difference}, so the result will not be bit-identical")
+                lines.append(f"note: {difference}, so the result will not be bit-identical")
+        for line in lines:
+            self.show.line(line)
         self.folder.note_start(self.how, self.state.position.step)
         self.network.train()
 
