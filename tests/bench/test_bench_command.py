@@ -84,6 +84,7 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path, capsys, monkeypatc
     head, numbers, forms = said.splitlines()[:3]
     assert numbers.startswith("ResNet-38, K=10")
     assert all(word in head for word in ("blending", "reference", "memory", "operations"))
+    assert not {"bar", "aim"} & set(said.split()), "limits that tests enforce; they are in the JSON"
     assert "plain" in forms
     assert "channels" in forms
     assert max(map(len, said.splitlines())) <= 125

@@ -196,6 +196,14 @@ def test_a_start_that_is_refused_leaves_nothing_behind(type_in, tmp_path):
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["recipe.toml"], "which its user has made"
 
 
+@pytest.mark.parametrize(
+    "words", [("--device", "gpu"), ("--init-from", "nowhere"), ("--set", "data.name=cifar10"), ("--out", "tiny.toml")]
+)
+def test_a_start_that_is_refused_says_nothing_but_the_error(words, type_in):
+    code, said, errors = type_in(*SHORT, *words)
+    assert (code, said, errors.count("\n")) == (2, "", 1)
+
+
 def test_another_seed_in_the_folder_of_a_run_is_one_line(type_in):
     type_in(*SHORT, "--out", "run")
     code, said, errors = type_in(*SHORT, "--out", "run", "--seed", "1")
@@ -216,7 +224,9 @@ def test_evaluate_finds_the_accuracy_of_the_saved_network(type_in, tmp_path):
 
 
 def test_evaluate_of_what_is_not_a_finished_run_is_an_error(type_in, tmp_path):
-    assert "is not a run folder: it has no recipe.toml" in type_in("evaluate", "nothing")[2]
+    assert type_in("evaluate", "nothing") == (2, "", "error: nothing does not exist; pass a run folder.\n")
+    (tmp_path / "empty").mkdir()
+    assert "is not a run folder: it has no recipe.toml" in type_in("evaluate", "empty")[2]
     type_in(*SHORT)
     (tmp_path / "runs/tiny-seed0/summary.json").unlink()
     code, _, errors = type_in("evaluate", "runs/tiny-seed0")

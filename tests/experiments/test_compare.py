@@ -161,6 +161,14 @@ def test_a_baseline_can_be_named_and_unfinished_runs_in_folders_are_left_out(fol
     assert found["others"][0]["pairs"] == 2
 
 
+def test_runs_in_a_folder_of_sweeps_are_compared(folder, type_in, tmp_path):
+    _, expected, _ = type_in("compare", folder / "learned", folder / "prev", "--json")
+    shutil.copytree(folder, tmp_path / "all/sweeps")
+    code, said, _ = type_in("compare", "all", "--json")
+    assert code == 0
+    assert json.loads(said) == json.loads(expected)
+
+
 def test_mistakes_are_one_sentence(folder, type_in, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(folder / "learned/0", other)

@@ -77,6 +77,7 @@ def test_seeds_are_how_many_or_which(text, seeds):
         (lambda: field_and_values("model.fan_in"), "it must be FIELD=VALUES"),
         (lambda: Grid(recipe="quick/digits", over=(("model.fan_in", ("0",)),)).cells(), "fan_in is 0"),
         (lambda: Grid(recipe="quick/digits", over=(("model.fanin", ("1",)),)).cells(), "did you mean `model.fan_in`?"),
+        (lambda: Grid(recipe="quick/digits", over=(("model.fan_in", ("2-3",)),)).cells(), "or a range such as 2..3"),
         (lambda: Grid(recipe="quick/digitz").cells(), "Did you mean 'quick/digits'"),
         (lambda: Grid(recipe="quick/digits", over=(("about", ("1",)),) * 2).cells(), "name each field once"),
         (lambda: Grid(recipe="quick/digits", over=(("seed", ("1", "2")),)).cells(), "use --seeds instead"),
@@ -90,6 +91,28 @@ def test_seeds_are_how_many_or_which(text, seeds):
 def test_a_mistake_is_one_sentence(make, sentence):
     with pytest.raises(mc.ConfigError, match=sentence):
         make()
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ("1..99", "fan_in 9 to 99 exceed the 8 candidates of the largest target; use 1..8."),
+        ("8,9", "fan_in 9 exceeds the 8 candidates of the largest target; use 1..8."),
+    ],
+)
+def test_a_sweep_over_fan_ins_that_no_block_can_have_is_an_error(values, sentence):
+    with pytest.raises(mc.ConfigError) as told:
+        Grid(recipe="quick/digits", over=(("model.fan_in", values_of(values, "--fan-in")),)).cells()
+    assert str(told.value) == sentence
+
+
+def test_a_fan_in_that_only_the_larger_of_two_networks_can_have_is_swept_with_a_warning():
+    over = (("model.depth", ("20", "26")), ("model.fan_in", ("8", "11")))
+    with pytest.warns(UserWarning, match="model.fan_in is 11, but no module has more than 8 candidates"):
+        cells = Grid(recipe="quick/digits", over=over).cells()
+    assert len(cells) == 4
+    fixed = Grid(recipe="quick/digits", settings=("model.connectivity=full",), over=(("model.fan_in", ("8", "9")),))
+    assert len(fixed.cells()) == 2
 
 
 def test_a_fan_in_that_no_block_can_have_is_reported_and_named_by_what_it_is():

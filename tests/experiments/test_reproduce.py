@@ -121,6 +121,13 @@ def test_quick_results_say_of_which_classes_and_images_they_are():
     assert EXPERIMENTS["table5"].title_at("paper").startswith("Mini-ImageNet, ResNeXt: ")
 
 
+def test_a_title_names_the_networks_of_its_scale():
+    assert EXPERIMENTS["fig2"].title_at("paper") == "CIFAR-100, ResNet-38: accuracy against fan-in"
+    assert EXPERIMENTS["fig2"].title_at("quick") == f"{COARSE}, ResNet-20: accuracy against fan-in"
+    assert EXPERIMENTS["fig5"].title_at("paper") == "CIFAR-100, ResNeXt {29,4,8}: active branches by depth"
+    assert EXPERIMENTS["fig5"].title_at("quick") == f"{COARSE}, ResNeXt {{20,4,8}}: active branches by depth"
+
+
 def test_braces_are_escaped_for_latex():
     latex = table_of("t", [outcome("paper/cifar100-resnext29-8-8-full", 0, 70.0)], scale="paper").latex()
     assert r"ResNeXt \{29,8,8\}" in latex
@@ -210,7 +217,7 @@ def test_an_experiment_is_run_shown_drawn_and_not_run_again(type_in, tmp_path, m
     assert "2 already finished" in said
     code, _, errors = type_in("reproduce", "fig2", "--out", "fig")
     assert code == 2
-    assert "scale is quick there and paper here" in errors
+    assert "it was started with scale quick, now with scale paper" in errors
 
 
 @pytest.mark.parametrize(("layered", "sizes"), [(True, (8,) * 5), (False, (1,) * 12)])

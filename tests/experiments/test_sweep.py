@@ -10,6 +10,7 @@ import pytest
 import runs
 
 from maskconnect.experiments.engine import Local, last_line
+from maskconnect.experiments.runner import Runner
 from maskconnect.experiments.sweep import claim
 
 SHORT = [f"--set=phase.{name}.epochs=1" for name in ("learn", "freeze", "fine", "finer")]
@@ -169,6 +170,8 @@ def test_a_signal_stops_all_cleanly_and_the_same_command_continues(recipe, type_
     ("words", "sentence"),
     [
         (["--over", "model.fanin=1"], "did you mean `model.fan_in`?"),
+        (["--fan-in", "1..99"], "fan_in 6 to 99 exceed the 5 candidates of the largest target; use 1..5."),
+        (["--fan-in", "2-3"], "model.fan_in is '2-3'; it must be an integer, or a range such as 2..3."),
         (["--jobs", "0"], "--jobs is 0"),
         (["--out", "full"], "exists and does not hold a sweep"),
         (["--seeds", "two"], "--seeds is 'two'"),
@@ -201,7 +204,12 @@ def test_two_sweeps_do_not_share_a_folder(recipe, type_in, tmp_path):
         assert "another sweep is running in grid" in errors
     code, _, errors = type_in("sweep", recipe, "--set", "model.depth=20", "--out", "grid")
     assert code == 2
-    assert "settings is ['model.depth=14'] there and ['model.depth=20'] here" in errors
+    assert "grid holds another sweep: it was started with --set model.depth=14, now with --set model.depth=20" in errors
+    code, _, errors = type_in("sweep", recipe, "--out", "grid")
+    assert (code, "was started with --set model.depth=14, now without --set. More seeds" in errors) == (2, True)
+    words = ["--set", "model.depth=14", "--over", "training.momentum=0.5,0.9", "--over", "model.fan_in=1,2"]
+    code, _, errors = type_in("sweep", recipe, *words, "--out", "grid")
+    assert (code, "without --over, now with --over training.momentum --over model.fan_in." in errors) == (2, True)
 
 
 @pytest.mark.slow
@@ -213,3 +221,17 @@ def test_a_recipe_that_has_changed_is_not_mixed_with_the_old_one(recipe, type_in
     code, _, errors = type_in(*words)
     assert code == 2
     assert "training.batch_size is 32 there and 16 here" in errors
+
+
+def test_what_has_started_is_known_if_the_next_run_cannot_start(tmp_path):
+    """Otherwise nobody would end it."""
+
+    class Engine:
+        def start(self, cells, out):
+            yield "job of the first"
+            raise OSError("no memory for another process")
+
+    runner = Runner(Engine(), tmp_path, [object(), object()], 2, show=None, requests=None, kept=None)
+    with pytest.raises(OSError, match="no memory"):
+        runner.start(2)
+    assert runner.running == ["job of the first"]

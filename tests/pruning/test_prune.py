@@ -448,6 +448,8 @@ def test_what_cannot_be_pruned_is_refused():
         prune(mc.MaskedStack(mlp_blocks(4), 2), X)
     with pytest.raises(mc.ConfigError, match="there is no MaskedStack in this Linear"):
         prune(nn.Linear(6, 6), X)
+    with pytest.raises(mc.ConfigError, match=r"pass an example input: mc\.prune\(model, x\)"):
+        prune(mc.MaskedStack(mlp_blocks(4), connectivity="prev"))
     idle = nn.Linear(6, 6)
     idle.stack = mc.MaskedStack(mlp_blocks(4), connectivity="prev")
     with pytest.raises(mc.ConnectivityError, match="the stack 'stack' did not run; pass an example"):
@@ -466,6 +468,30 @@ def test_a_stack_that_runs_on_shapes_that_are_aligned_differently_is_refused():
 
     with pytest.raises(mc.ConnectivityError, match="ran 2 times, with different arguments or shapes"):
         prune(Twice(), images())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda blocks: mc.MaskedStack(blocks, 1), lambda blocks: mc.rewire(nn.Sequential(nn.Sequential(*blocks)), "0", 1)],
+    ids=["built", "rewired"],
+)
+def test_an_example_that_the_model_rejects_is_an_error_that_names_the_error_of_the_model(make):
+    model = make(mlp_blocks(4))
+    mc.freeze(model)
+    with pytest.raises(
+        mc.ConfigError, match=r"rejects the example \(RuntimeError: mat1 and mat2 .* pass an input"
+    ) as told:
+        mc.prune(model, torch.ones(3, 7))
+    assert isinstance(told.value.__cause__, RuntimeError)
+
+
+def test_an_error_of_ours_on_an_example_stays_as_it_is():
+    class Strict(nn.Linear):
+        def forward(self, x):
+            raise mc.ConnectivityError("as it is")
+
+    with pytest.raises(mc.ConnectivityError, match=r"^as it is$"):
+        prune(mc.MaskedStack([Strict(6, 6), nn.Linear(6, 6)], connectivity="prev"), X)
 
 
 def test_a_distributed_model_is_pruned_without_its_wrapper(tmp_path):

@@ -351,6 +351,9 @@ def test_the_last_of_two_settings_wins():
     ("setting", "said"),
     [
         ("model.fan=3", f"{RECIPE}: unknown field `model.fan`; did you mean `model.fan_in`?"),
+        ("fan_in=3", f"{RECIPE}: unknown field `fan_in`; did you mean `model.fan_in`?"),
+        ("batchsize=3", f"{RECIPE}: unknown field `batchsize`; did you mean `training.batch_size`?"),
+        ("epochs=3", f"{RECIPE}: unknown field `epochs`; did you mean `phase.learn.epochs`?"),
         ("modle.fan_in=3", f"{RECIPE}: unknown field `modle`; did you mean `model`?"),
         ("phase.learn.epoch=3", f"{RECIPE}: unknown field `phase.learn.epoch`; did you mean `phase.learn.epochs`?"),
         ("phase.lern.epochs=3", "--set phase.lern.epochs=3: the name of a phase is 'lern'; it must be one of learn, "),

@@ -22,6 +22,7 @@ from maskconnect.models.groups import GroupedBatchNorm2d, group_norms_
 from maskconnect.pruning.prune import difference
 from maskconnect.ship import description, saved
 from maskconnect.ship.preprocessing import Preprocessing
+from maskconnect.training import files
 
 NETWORKS = {
     "resnet": partial(mc.resnet, 14, 7, 2, seed=5),
@@ -340,6 +341,23 @@ def test_a_save_into_a_folder_that_another_process_saves_into_is_refused(tmp_pat
         with pytest.raises(mc.CheckpointError, match="another process is writing to"):
             mc.save(network("resnet", "learned"), tmp_path)
     assert saved.read(tmp_path).kind == "frozen"
+
+
+def test_a_save_holds_the_folder_even_if_another_ended_as_it_began(tmp_path, monkeypatch):
+    """The other process removes the lock file after this one has opened it: a lock on that file would hold nothing."""
+    place, lock, files_seen = tmp_path / ".saving", files.lock, []
+
+    def late(file):
+        files_seen.append(file)
+        if len(files_seen) == 1:
+            place.unlink()
+        return lock(file)
+
+    monkeypatch.setattr(files, "lock", late)
+    with files.held(place):
+        assert os.path.samestat(os.fstat(files_seen[-1].fileno()), place.stat())
+    assert len(files_seen) == 2
+    assert not place.exists()
 
 
 def test_what_cannot_be_saved_or_loaded_is_one_sentence(tmp_path):

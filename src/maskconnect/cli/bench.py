@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> None:
 COUNTED = ("learning", "blending")  # the variants whose memory and operations are shown
 HEAD = (
     f"{'':22s} {'batch':>5s} {'plain, s':>8s} {'frozen':>7s}  {'learning':11s} {'blending':>8s} {'reference':>9s} "
-    f"{'lean':>5s}  {'memory':10s}  {'operations':10s}  {'bar':>5s} {'aim':>5s}"
+    f"{'lean':>5s}  {'memory':10s}  {'operations':10s}"
 )
 FOOT = """
 Time of a training step divided by that of a plain network, timed in turn: the median over rounds, in brackets the ratio
@@ -98,7 +98,7 @@ frozen: random wiring; modules that nothing reads do not run. blending: learning
 read, as at the start of Blend. reference: the reference implementation. lean: wide tensors are recomputed in the
 backward pass. memory: all tensors at the peak of a step, over plain, for learning and for blending. operations: the
 number that torch launches per step, over plain, for the same two; views do not count, and SGD is foreach.
-bar and aim: limits for the time of learning. --out FILE writes more numbers.
+--out FILE writes more numbers.
 """
 TUNED = """The memory allocator is tuned for all networks, as in `maskconnect train`. With --own-loop it is not, as in
 your own training loop."""
@@ -113,12 +113,10 @@ def line(case: Case, result: Result) -> str:
     time = {name: f"{ratios[f'{name}_over_plain']['median']:.2f}" for name in case.variants if name != "plain"}
     learning = f"{time['learning']} ({ratios['learning_over_plain']['minima']:.2f})"
     memory, operations = (", ".join(f"{of(name):.2f}" for name in COUNTED) for of in (result.memory, result.operations))
-    bar, aim = (limits.time.get(result.batch) for limits in (case.bar, case.aim))
-    shown = [f"{limit:.2f}" if limit is not None else "" for limit in (bar, aim)]
     return (
         f"{case.about:22s} {result.batch:5d} {seconds:8.3f} {time['frozen']:>7s}  {learning:11s} "
-        f"{time['blending']:>8s} {time['reference']:>9s} {time.get('lean', ''):>5s}  {memory:10s}  {operations:10s}  "
-        f"{shown[0]:>5s} {shown[1]:>5s}\n  {forms_text(result)}"
+        f"{time['blending']:>8s} {time['reference']:>9s} {time.get('lean', ''):>5s}  {memory:10s}  {operations:10s}\n"
+        f"  {forms_text(result)}"
     )
 
 

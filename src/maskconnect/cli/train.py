@@ -118,13 +118,9 @@ def train_and_show(recipe: Recipe, out: Path, how: Options) -> tuple[dict[str, A
         except Stopped as stopped:
             launch.stopped_together = True
             return None, stopped.exit_code
-    folder, name = RunFolder(out), f"{recipe.name}, seed {recipe.seed}"
-    if folder.holds_other(recipe):
-        pass  # the error will say so
-    elif folder.finished:
-        say(f"{name}: this run has already finished; it is in {out}")
-    else:
-        say(f"{name}, in {out}")
+    folder = RunFolder(out)
+    if folder.finished and not folder.holds_other(recipe):  # otherwise the error will say so
+        say(f"{recipe.name}, seed {recipe.seed}: this run has already finished; it is in {out}")
     try:
         return train(recipe, out, how, usual()), 0
     except Stopped as stopped:

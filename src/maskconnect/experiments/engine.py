@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -63,8 +63,8 @@ class Engine(ABC):
         """Fail if these runs cannot be started now."""
 
     @abstractmethod
-    def start(self, cells: Sequence[Cell], out: Path) -> Sequence[Job]:
-        """Start some cells."""
+    def start(self, cells: Sequence[Cell], out: Path) -> Iterable[Job]:
+        """Start some cells; a job that it has yielded is the caller's to end."""
 
     @abstractmethod
     def ask(self, jobs: Sequence[Job], number: int) -> bool:
@@ -115,9 +115,10 @@ class Local(Engine):
             what = f"{count} jobs of this sweep are" if count > 1 else "a job of this sweep is"
             raise ConfigError(f"{what} in the SLURM queue; add --engine slurm to resume, or cancel with scancel.")
 
-    def start(self, cells: Sequence[Cell], out: Path) -> Sequence[Job]:
+    def start(self, cells: Sequence[Cell], out: Path) -> Iterator[Job]:
         """Start a process for each cell."""
-        return [Process(cell, out, self.options) for cell in cells]
+        for cell in cells:
+            yield Process(cell, out, self.options)
 
     def ask(self, jobs: Sequence[Job], number: int) -> bool:
         """Send the signal."""

@@ -56,6 +56,7 @@ class Grid:
             raise ConfigError(f"the grid has {count:,} runs; the limit is {MAX_CELLS:,}. Use fewer values or seeds.")
         cells = [self._cell(values, seed) for values in combinations for seed in self.seeds]
         _check_distinct(cells)
+        _check_fan_in([cell.recipe for cell in cells])
         return cells
 
     def _cell(self, values: tuple[str, ...], seed: int) -> Cell:
@@ -67,8 +68,10 @@ class Grid:
             said = str(error)
             for setting in chosen:  # the loader reports every setting as one of --set
                 said = said.replace(f"--set {setting}", f"--over {setting}")
+            for value in filter(re.compile(r"\d+-\d+").fullmatch, values):
+                wrong = f"is {value!r}; it must be an integer"
+                said = said.replace(wrong, f"{wrong}, or a range such as {value.replace('-', '..')}")
             raise ConfigError(said) from None
-        _check_fan_in(recipe)
         words = [f"{self._short(field)}={value}" for (field, _), value in zip(self.over, values, strict=True)]
         name = folder_name("_".join([*words, f"seed={seed}"]))
         return Cell(name=name, source=self.recipe, settings=settings, values=values, recipe=recipe)
@@ -99,10 +102,20 @@ def _check_distinct(cells: Sequence[Cell]) -> None:
                 )
 
 
-def _check_fan_in(recipe: Recipe) -> None:
-    """Warn if K is larger than the number of candidates of every block; for some blocks it may be (D5)."""
-    if recipe.model.connectivity in ("learned", "random"):
-        warn_of_fan_in(recipe.model.fan_in, recipe.model.layout().candidates(), what="model.fan_in")
+def _check_fan_in(recipes: Sequence[Recipe]) -> None:
+    """Fail if several K exceed the number of candidates of every block in every run, so that the networks are equal.
+
+    A single one is a warning. For some blocks it may be larger (D5).
+    """
+    models = [recipe.model for recipe in recipes if recipe.model.connectivity in ("learned", "random")]
+    most = max((len(row) for model in models for row in model.layout().candidates()), default=0)
+    fan_ins = {model.fan_in for model in models if model.fan_in is not None}
+    above = sorted(k for k in fan_ins if k > most > 0)
+    if above and len(fan_ins) > 1:
+        found = f"{above[0]} to {above[-1]} exceed" if len(above) > 1 else f"{above[0]} exceeds"
+        raise ConfigError(f"fan_in {found} the {most} candidates of the largest target; use 1..{most}.")
+    for model in models:
+        warn_of_fan_in(model.fan_in, model.layout().candidates(), what="model.fan_in")
 
 
 def values_of(text: str, what: str) -> tuple[str, ...]:

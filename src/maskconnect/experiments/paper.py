@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from maskconnect.experiments.grid import Cell
 from maskconnect.recipes import Recipe, load
-from maskconnect.recipes.naming import data_names
+from maskconnect.recipes.naming import data_names, network_name
 
 SCALES = ("paper", "quick")
 
@@ -48,15 +48,17 @@ class Experiment:
     """A table or a figure."""
 
     name: str
-    title: str  # without the data set, which depends on the scale
+    title: str  # without the data set; that and {network} depend on the scale
     shows: str  # "table", or the key of a chart: "fan-in", "branching"; "wiring" for figure 4
     paper: tuple[Row, ...]
     quick: tuple[Row, ...] = ()
     seeds: int = 4  # as in the paper, if it has several runs
 
     def title_at(self, scale: str) -> str:
-        """Return the title, with the data set of a scale."""
-        return f"{data_names(recipes_of(self, scale))}, {self.title}"
+        """Return the title, with the data set and the network of a scale."""
+        recipes = recipes_of(self, scale)
+        networks = " and ".join(dict.fromkeys(network_name(recipe.model) for recipe in recipes))
+        return f"{data_names(recipes)}, {self.title.replace('{network}', networks)}"
 
     def rows(self, scale: str) -> tuple[Row, ...]:
         """Return the rows at a scale."""
@@ -136,21 +138,21 @@ EXPERIMENTS = {
         ),
         Experiment(
             name="fig2",
-            title="ResNet-38: accuracy against fan-in",
+            title="{network}: accuracy against fan-in",
             shows="fan-in",
             paper=_fan_ins("paper/cifar100-resnet38-learned", *range(1, 18)),
             quick=_fan_ins("quick/cifar100", *range(1, 9)),
         ),
         Experiment(
             name="fig3",
-            title="ResNeXt {20,4,8}: accuracy against fan-in",
+            title="{network}: accuracy against fan-in",
             shows="fan-in",
             paper=_fan_ins("paper/cifar100-resnext20-4-8-learned", *range(1, 9)),
             quick=_fan_ins("quick/cifar100-resnext", *range(1, 9)),
         ),
         Experiment(
             name="fig4",
-            title="ResNeXt {29,8,8}: the connectivity learned with K=1",
+            title="{network}: the connectivity learned with K=1",
             shows="wiring",
             paper=_rows("paper/cifar100-resnext29-8-8-{}", "learned-k1"),
             quick=QUICK_RESNEXT[1:2],
@@ -158,14 +160,14 @@ EXPERIMENTS = {
         ),
         Experiment(
             name="fig5",
-            title="ResNeXt {29,4,8}: active branches by depth",
+            title="{network}: active branches by depth",
             shows="branching",
             paper=_rows("paper/cifar100-resnext29-4-8-learned-{}", "k1", "k4"),
             quick=QUICK_RESNEXT[1:3],
         ),
         Experiment(
             name="fig6",
-            title="ResNeXt {50,4,32}: active branches by depth",
+            title="{network}: active branches by depth",
             shows="branching",
             paper=_rows("paper/imagenet-resnext50-4-32-{}", "learned"),
             seeds=1,

@@ -78,7 +78,8 @@ class Runner:
         """Start the next cells, if there is room."""
         if self.todo and room > 0:
             now, self.todo = self.todo[:room], self.todo[room:]
-            self.running += self.engine.start(now, self.out)
+            for job in self.engine.start(now, self.out):
+                self.running.append(job)  # at once, so that it is ended if the next one cannot start
 
     def look(self) -> None:
         """Find the jobs that have ended, and show the progress of the others."""

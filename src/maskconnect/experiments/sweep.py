@@ -94,11 +94,19 @@ def claim(ours: dict[str, Any], out: Path, stack: ExitStack) -> None:
         key = next((key for key, value in ours.items() if theirs.get(key) != value), None)
         if key is not None:
             raise ConfigError(
-                f"{out} holds another sweep: {key} is {theirs.get(key)} there and {ours[key]} here. More seeds or "
-                "values can be added; for anything else choose another --out."
+                f"{out} holds another sweep: it was started {_typed(key, theirs.get(key))}, now "
+                f"{_typed(key, ours[key])}. More seeds or values can be added; for anything else choose another --out."
             )
     remove_unfinished(out)
     write_atomically(out / LIST, json.dumps(ours, indent=1) + "\n")
+
+
+def _typed(key: str, value: Any) -> str:
+    """Return a part of the description of a sweep, as it was typed: `with --set model.depth=20`."""
+    flag = {"settings": "--set", "over": "--over"}.get(key)
+    if flag is None or not isinstance(value, list):
+        return f"with {key} {value}"
+    return f"with {' '.join(f'{flag} {each}' for each in value)}" if value else f"without {flag}"
 
 
 def _is_ours(out: Path) -> bool:

@@ -28,7 +28,7 @@ from maskconnect.pruning.passes.merge_convs import merge_
 from maskconnect.pruning.passes.share_sums import pad_once_, share_
 from maskconnect.pruning.plan import Plan, plan_of
 from maskconnect.pruning.rewired import built_stacks_of, find_unused_
-from maskconnect.pruning.verify import check, difference, output_of
+from maskconnect.pruning.verify import check, difference, output_of_example
 from maskconnect.retrofit.stack import TappedStack
 
 __all__ = ["PrunedCount", "apply", "difference", "prune", "prune_and_compare", "pruned_parameters"]
@@ -64,10 +64,10 @@ def prune(
         kwargs: further keyword arguments of the model.
 
     Returns:
-        The pruned network; nothing in it needs maskconnect.
+        The pruned network; only a rewired model still needs maskconnect, for the wires between its blocks.
 
     Raises:
-        ConfigError: if the model has no `MaskedStack`, or is wrapped in DistributedDataParallel.
+        ConfigError: if the model has no `MaskedStack`, is wrapped in DistributedDataParallel, or rejects the example.
         ConnectivityError: if masks are not frozen, the example does not run every stack, or the outputs differ.
 
     Example:
@@ -109,10 +109,12 @@ def prune_and_compare(
         raise ConfigError("the model is wrapped in DistributedDataParallel; call mc.prune(model.module, ...).")
     if not all(stack.masks.is_frozen for _, stack in stacks):
         raise ConnectivityError("the wiring of this model is still being learned; freeze it first: mc.freeze(model).")
+    if not args and not kwargs:
+        raise ConfigError("there is no example; pass an example input: mc.prune(model, x).")
     pruned = copy.deepcopy(model)
     find_unused_(pruned, args, kwargs or {})
     with watched(pruned) as seen:
-        output_of(pruned, *args, **(kwargs or {}))
+        output_of_example(pruned, args, kwargs or {})
     plans = {name: plan_of(stack, name, seen[stack]) for name, stack in built_stacks_of(pruned)}
     pruned = apply(pruned, plans, fold=fold, merge=merge)
     largest = check(model, pruned, args, kwargs or {}, exact=not (fold or merge))

@@ -20,7 +20,7 @@ from maskconnect.core.inputs import Inputs
 from maskconnect.core.lookup import replaced, stacks_of
 from maskconnect.core.stack import MaskedStack
 from maskconnect.pruning.graphs import NOTES
-from maskconnect.pruning.verify import output_of
+from maskconnect.pruning.verify import output_of_example
 from maskconnect.retrofit.given import Given
 from maskconnect.retrofit.stack import TappedStack, sections_of
 from maskconnect.retrofit.stand_in import CONSTANTS, Form, changes, read_form, stand_in
@@ -92,7 +92,7 @@ def find_unused_(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
         return
     for stack in stacks:
         stack.forms_by_kind, stack.passes.watches = {}, {}
-    output = output_of(model, *args, **kwargs)
+    output = output_of_example(model, args, kwargs)
     gc.collect()
     for stack in stacks:
         stack.judge(with_output=True)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from maskconnect.core.targets import cloned
-from maskconnect.errors import ConnectivityError
+from maskconnect.errors import ConfigError, ConnectivityError, MaskConnectError, cut
 
 RANDOM_INPUTS = 2
 """The number of random inputs on which a pruned network is compared, in addition to the example."""
@@ -75,6 +75,19 @@ def output_of(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
         model.train(modes[0][1])
         for part, mode in modes:
             part.training = mode
+
+
+def output_of_example(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return `output_of`; if the model rejects the example, the error names the model's own error."""
+    try:
+        return output_of(model, *args, **kwargs)
+    except MaskConnectError:
+        raise
+    except Exception as error:  # networks raise many kinds of errors
+        reason = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
+        raise ConfigError(
+            f"the model rejects the example ({cut(reason)}); pass an input that the model accepts."
+        ) from error
 
 
 def relative_difference(expected: Any, found: Any) -> float:

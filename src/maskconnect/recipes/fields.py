@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import types
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -32,7 +32,7 @@ def read(kind: type[T], table: object, path: str = "") -> T:
     known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
     for key in table:
         if key not in known:
-            raise unknown_field(path, key, known)
+            raise unknown_field(path, key, {**_one_below(kind, table), **{name: name for name in known}})
     for name, field in known.items():
         if name not in table and field.default is MISSING and field.default_factory is MISSING:
             raise ConfigError(f"{_join(path, name)} is missing; it has no default, so set it.")
@@ -46,16 +46,30 @@ def read(kind: type[T], table: object, path: str = "") -> T:
         raise ConfigError(f"{path}.{error}") from None
 
 
-def unknown_field(path: str, key: str, known: Collection[str]) -> ConfigError:
-    """Return the error for a key that is not a field, with the nearest field."""
+def unknown_field(path: str, key: str, known: Mapping[str, str]) -> ConfigError:
+    """Return the error for a key that is not a field, with the nearest of the fields `known` by their last part."""
     old = f"{path.partition('.')[0]}.{key}"
     if old in MOVED:
         return ConfigError(f"{_join(path, key)} is now {MOVED[old]}; rename it, or run tools/new_format.py.")
     if old in REMOVED:
         return ConfigError(f"{_join(path, key)} was removed: {REMOVED[old]}. Remove it from the recipe.")
     near = difflib.get_close_matches(key[:LONGEST], known, n=1)
-    hint = f"did you mean `{_join(path, near[0])}`?" if near else f"{path or 'a recipe'} has: {', '.join(known)}."
+    here = [name for name, full in known.items() if name == full]
+    hint = f"did you mean `{_join(path, known[near[0]])}`?" if near else f"{path or 'a recipe'} has: {', '.join(here)}."
     return ConfigError(f"unknown field `{_join(path, key)}`; {hint}")
+
+
+def _one_below(kind: type, table: dict[str, Any]) -> dict[str, str]:
+    """Return the full names of the fields of inner tables by their last part; of a list of tables, in the first."""
+    found: dict[str, str] = {}
+    for path, inner in get_type_hints(kind).items():
+        if get_origin(inner) is tuple:
+            inner, rows = get_args(inner)[0], table.get(path)
+            first = rows[0] if isinstance(rows, list) and rows else None
+            path = _join(path, str(first.get("name"))) if isinstance(first, dict) else path
+        if is_dataclass(inner):
+            found |= {field.name: f"{path}.{field.name}" for field in fields(inner)}
+    return found
 
 
 def _value(kind: Any, value: Any, path: str) -> Any:

@@ -79,6 +79,8 @@ def _read(path: Path, preprocessing: Preprocessing) -> Tensor | str:
     """Return the bytes of an image, or the reason why it cannot be read."""
     if path.is_dir():
         return f"{path} is a folder; pass the images in it, such as {path}/*.png"
+    if not path.exists():
+        return f"{path} does not exist; pass a JPEG or PNG file"
     try:
         return preprocessing.pixels(path)
     except DataError as error:

@@ -153,12 +153,15 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 
 def _write(folder: Path, described: dict[str, Any], tensors: dict[str, Tensor], mean: Tensor | None) -> None:
     """Write a network, unless there are other files; first remove what a killed process left."""
-    before, killed = _files_of(folder), (folder / SAVING).exists()
-    surplus = [name for name in (*MODEL, *INPUT) if name not in before and (folder / name).exists()]
-    if surplus and not before and not killed:
-        raise ConfigError(f"{folder / surplus[0]} exists and is not part of a saved network; choose another folder.")
     folder.mkdir(parents=True, exist_ok=True)
+    killed = (folder / SAVING).exists()
     with held(folder / SAVING):
+        before = _files_of(folder)
+        surplus = [name for name in (*MODEL, *INPUT) if name not in before and (folder / name).exists()]
+        if surplus and not before and not killed:
+            (folder / SAVING).unlink()
+            found = folder / surplus[0]
+            raise ConfigError(f"{found} exists and is not part of a saved network; choose another folder.")
         if killed:
             remove_unfinished(folder)
             for name in surplus:
