@@ -13,6 +13,7 @@ runs are not repeated. At the end a table is printed.
 
     python benchmarks/when_learning_pays.py --seeds 20
     python benchmarks/when_learning_pays.py --seeds 100..104 --wirings learned --rates 0.01 0.03 0.1
+    python benchmarks/when_learning_pays.py --candidates 16 --wirings learned --ways decay rms rms-decay
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
@@ -44,6 +45,13 @@ READERS, CANDIDATES, KINDS = (1, 4), (4, 8, 16, 64), ("equal", "noisy copies", "
 WIRINGS = ("random", "learned", "full")
 RATE = 0.03
 """The recommended rate of the masks; a third of it and three times it do as well on validation (`--show rates`)."""
+WAYS: dict[str, dict[str, Any]] = {
+    "": {},
+    "decay": {"decay": True},
+    "rms": {"gradient": "rms"},
+    "rms-decay": {"gradient": "rms", "decay": True},
+}
+"""Options of `mc.Blend`, by name."""
 SIDE, PATCH, FAN_IN, WIDTH, MOST_NOISE = 8, 3, 2, 16, 2.0
 LEARN, REST, LAST, LR, BATCH = 100, 100, 40, 0.1, 64
 """Steps with learned masks and with frozen ones; the last steps have a tenth of the learning rate."""
@@ -64,12 +72,14 @@ class Case:
     candidates: int
     wiring: str
     rate: float | None = None  # of the masks, if they are learned
+    way: str = ""  # a name in WAYS
 
     @property
     def name(self) -> str:
         """The key of its results."""
         rate = "" if self.rate is None else f" at rate {self.rate:g}"
-        return f"{self.kind}, S={self.candidates}, readers={self.readers}, {self.wiring}{rate}"
+        way = f", {self.way}" if self.way else ""
+        return f"{self.kind}, S={self.candidates}, readers={self.readers}, {self.wiring}{rate}{way}"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -80,6 +90,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--candidates", type=int, nargs="+", default=CANDIDATES, help="S (default: 4 8 16 64)")
     parser.add_argument("--wirings", nargs="+", choices=WIRINGS, default=WIRINGS, help="default: all")
     parser.add_argument("--rates", type=float, nargs="+", default=[RATE], help=f"mask learning rates (default: {RATE})")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=[""], help="options of learning (default: none)")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time (default: 1)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder for results")
     parser.add_argument("--show", choices=TABLES, help="run nothing; print this table of existing results")
@@ -94,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if args.figure:
             draw(chosen, args.figure)
         return
-    wanted = cases(args.readers, args.candidates, args.wirings, args.rates)
+    wanted = cases(args.readers, args.candidates, args.wirings, args.rates, args.ways)
     missing = [(case, s) for s, case in product(seeds, wanted) if str(s) not in found.get(case.name, {})]
     with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
         running = {pool.submit(train, case, seed): (case, seed) for case, seed in missing}
@@ -107,13 +118,17 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def cases(
-    readers: Sequence[int], candidates: Sequence[int], wirings: Sequence[str], rates: Sequence[float]
+    readers: Sequence[int],
+    candidates: Sequence[int],
+    wirings: Sequence[str],
+    rates: Sequence[float],
+    ways: Sequence[str] = ("",),
 ) -> list[Case]:
-    """Return all combinations; only learned wiring has a rate."""
+    """Return all combinations; only learned wiring has a rate and a way."""
     return [
-        Case(readers=count, kind=kind, candidates=size, wiring=wiring, rate=rate)
+        Case(readers=count, kind=kind, candidates=size, wiring=wiring, rate=rate, way=way)
         for count, kind, size, wiring in product(readers, KINDS, candidates, wirings)
-        for rate in (rates if wiring == "learned" else (None,))
+        for rate, way in (product(rates, ways) if wiring == "learned" else ((None, ""),))
     ]
 
 
@@ -180,7 +195,7 @@ def train(case: Case, seed: int, steps: tuple[int, int, int] = (LEARN, REST, LAS
     groups = mc.param_groups(model, lr=LR, mask_lr=case.rate or 0.0, weight_decay=1e-4)
     optimizer = torch.optim.SGD(groups, momentum=0.9, foreach=True)
     if case.wiring == "learned":
-        mc.attach(optimizer, model, mc.Blend(steps=learn))
+        mc.attach(optimizer, model, mc.Blend(steps=learn, **WAYS[case.way]))
     generator = torch.Generator().manual_seed(2_000_000 + seed)  # of the batches
     for step in range(learn + rest):
         if step == learn:
@@ -246,7 +261,8 @@ def accuracies(found: Results) -> Table:
 def rates(found: Results) -> Table:
     """Return validation accuracy by mask rate: the mean over S and seeds."""
     rows = []
-    for rate in sorted({float(name.split(" at rate ")[1]) for name in found if " at rate " in name}):
+    known = [name.split(" at rate ")[1] for name in found if " at rate " in name]
+    for rate in sorted({float(text) for text in known if "," not in text}):
         cells = []
         for readers, kind in product(READERS, KINDS):
             names = [case.name for case in cases([readers], CANDIDATES, ["learned"], [rate]) if case.kind == kind]
@@ -255,6 +271,19 @@ def rates(found: Results) -> Table:
         rows.append((f"{rate:g}", *(f"{cell:.2f}" for cell in cells), f"{sum(cells) / len(cells):.2f}"))
     heads = [f"{kind}, {_readers(readers)}" for readers, kind in product(READERS, KINDS)]
     return Table("Validation accuracy, %, by mask rate", ("mask rate", *heads, "mean"), tuple(rows), ())
+
+
+def ways(found: Results) -> Table:
+    """Return a table of each way to learn over the default, with 16 candidates."""
+    rows = []
+    for readers, kind in product(READERS, KINDS):
+        case = Case(readers=readers, kind=kind, candidates=16, wiring="learned", rate=RATE)
+        default, *others = [by_seed(found, replace(case, way=way).name, "test") for way in WAYS]
+        pairs = [difference_by_seed(other, default) for other in others]
+        rows.append((kind, f"{readers}", f"{pairs[0].count}", *(pair.text() for pair in pairs)))
+    head = ("sources", "readers", "n", *(way for way in WAYS if way))
+    notes = ("Differences are paired by seed; intervals are Student's.",)
+    return Table("Points of test accuracy, S = 16, over the default", head, tuple(rows), notes)
 
 
 def _readers(count: int) -> str:
@@ -319,7 +348,14 @@ def draw(found: Results, place: Path) -> None:
         save(figure, place)
 
 
-TABLES = {"random": over_random, "full": over_full, "accuracies": accuracies, "rates": rates, "reads": reads}
+TABLES = {
+    "random": over_random,
+    "full": over_full,
+    "accuracies": accuracies,
+    "rates": rates,
+    "ways": ways,
+    "reads": reads,
+}
 
 
 if __name__ == "__main__":
