@@ -184,7 +184,7 @@ def test_make_run_works_in_a_fresh_clone_and_reuses_what_is_there(tmp_path):
     second = run("make", "run", cwd=tmp_path / "clone")
     assert second.returncode == 0, second.stderr
     assert "setting up" not in second.stdout
-    assert "24 have ended before" in second.stdout + second.stderr
+    assert "24 already finished" in second.stdout + second.stderr
     table = first.stdout[first.stdout.index("wiring  ") :]
     assert second.stdout.endswith(table)  # all that comes after the runs is the same
 

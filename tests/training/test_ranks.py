@@ -296,7 +296,7 @@ def test_a_mistake_is_said_once_and_not_tried_again(folder):
     words = ["--set=training.batch_size=33", "--out=odd", "--nproc=2"]
     code, _, errors = finish(runs.command("train", "tiny.toml", *words, cwd=folder))
     assert (code, errors.count("\n")) == (2, 1), errors
-    assert "the batch size is 33; it must be a multiple of the 2 ranks" in errors
+    assert "the batch size is 33; it must be a multiple of the number of ranks, 2" in errors
 
 
 @pytest.mark.slow
