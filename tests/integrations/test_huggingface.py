@@ -169,7 +169,7 @@ def test_masks_without_an_end_keep_learning(tmp_path):
 
 def test_masks_that_end_early_are_a_warning(tmp_path):
     callback = MaskConnectCallback(mask_lr=0.1, how=mc.Blend(steps=15), freeze_at=10)
-    with pytest.warns(UserWarning, match="frozen after 10 optimizer steps, before"):
+    with pytest.warns(UserWarning, match=r"frozen after 10 of the 15 steps of mc\.Blend"):
         trainer(tmp_path, Regression(), samples(), callback).train()
 
 
