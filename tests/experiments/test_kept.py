@@ -128,3 +128,9 @@ def test_a_kept_file_that_is_nested_deeply_or_of_another_type_is_one_sentence(tm
     (tmp_path / "a.json").write_text(text)
     code, _, errors = type_in("compare", "a.json", "a.json")
     assert (code, len(errors.splitlines())) == (2, 1)
+
+
+def test_a_saved_network_is_named_as_such(tmp_path):
+    (tmp_path / "maskconnect.json").write_text('{"format": 1}')
+    with pytest.raises(MaskConnectError, match="is a saved network; name a run folder or a result file"):
+        of_file(tmp_path / "maskconnect.json")

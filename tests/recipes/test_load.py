@@ -433,3 +433,9 @@ def test_a_setting_that_is_not_text_is_one_sentence(field):
 def test_a_recipe_that_is_a_pipe_is_an_error_and_no_hang(tmp_path):
     os.mkfifo(tmp_path / "pipe.toml")
     assert "cannot be read: it is a pipe" in refused(str(tmp_path / "pipe.toml"))
+
+
+def test_a_run_folder_that_is_passed_as_a_recipe_names_the_command(tmp_path):
+    (tmp_path / "recipe.toml").write_text("")
+    with pytest.raises(mc.ConfigError, match=r"is a run folder; to resume it, train .*/recipe\.toml with --out"):
+        load(str(tmp_path))

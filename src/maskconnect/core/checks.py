@@ -80,8 +80,8 @@ def fan_in_of_targets(fan_in: Any, layout: Layout, candidates: Sources) -> list[
     wanted = list(fan_in) if one_each else [fan_in] * len(targets)
     if len(wanted) != len(targets):
         raise ConfigError(
-            f"fan_in has {len(wanted)} entries; the stack has {len(targets)} targets (all modules except for the "
-            f"first {targets.start}). Give one number, or one number per target."
+            f"fan_in has {len(wanted)} entries; the stack has {len(targets)} targets (all modules except the first"
+            f"{'' if targets.start == 1 else f' {targets.start}'}). Give one number, or one number per target."
         )
     for k in wanted if one_each else [fan_in]:
         if integer("fan_in", k) < 1:

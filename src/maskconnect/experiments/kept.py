@@ -17,6 +17,7 @@ from maskconnect.reading import read_json
 from maskconnect.recipes import Recipe, load, write
 from maskconnect.recipes.fields import read
 from maskconnect.recipes.write import assignments
+from maskconnect.ship.description import NAME as SAVED
 from maskconnect.training.files import write_atomically
 from maskconnect.training.folder import RunFolder, find_runs
 from maskconnect.training.run_files import SUMMARY, TEXT, WIRING, check
@@ -66,6 +67,10 @@ def of_file(path: Path) -> Result:
         raise ConfigError(
             f"{path} cannot be read: {error}; name a run folder or a result file that `sweep --keep` wrote."
         ) from None
+    if path.name == SAVED:
+        raise ConfigError(
+            f"{path.parent} is a saved network; name a run folder or a result file that `sweep --keep` wrote."
+        )
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         old = isinstance(found, dict) and found.get("format") == 1
         hint = "; tools/new_format.py of the repository converts it" if old else ""

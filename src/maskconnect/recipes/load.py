@@ -98,6 +98,8 @@ def _place(name: str) -> tuple[Path, str]:
         return Path(file), variant
     if name.endswith(".toml"):
         return Path(name), ""
+    if (Path(name) / "recipe.toml").is_file():
+        raise ConfigError(f"{name} is a run folder; to resume it, train {name}/recipe.toml with --out {name}.")
     known = {each.rpartition("/")[2]: each for each in reversed(names())} | {each: each for each in names()}
     near = difflib.get_close_matches(name[:LONGEST], known, n=1)
     hint = f" Did you mean {known[near[0]]!r}?" if near else ""
