@@ -353,3 +353,8 @@ def test_without_a_compiler_compile_is_a_sentence(tmp_path):
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 2
     assert errors.splitlines()[-1].startswith("error: the network cannot be compiled here")
+
+
+def test_an_unknown_option_is_told_before_what_is_missing(type_in):
+    code, _, errors = type_in("train", "--dat", "here")
+    assert (code, errors) == (2, "error: unknown option: --dat; did you mean --data?\n")

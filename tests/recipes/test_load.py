@@ -355,6 +355,7 @@ def test_the_last_of_two_settings_wins():
         ("batchsize=3", f"{RECIPE}: unknown field `batchsize`; did you mean `training.batch_size`?"),
         ("epochs=3", f"{RECIPE}: unknown field `epochs`; did you mean `phase.learn.epochs`?"),
         ("modle.fan_in=3", f"{RECIPE}: unknown field `modle`; did you mean `model`?"),
+        ("freeze.epochs=3", f"{RECIPE}: unknown field `freeze`; did you mean `phase.freeze`?"),
         ("phase.learn.epoch=3", f"{RECIPE}: unknown field `phase.learn.epoch`; did you mean `phase.learn.epochs`?"),
         ("phase.lern.epochs=3", "--set phase.lern.epochs=3: the name of a phase is 'lern'; it must be one of learn, "),
         ("phase.learn=3", "--set phase.learn=3: phase.learn is 3; it must be a table. Set one of its fields instead."),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from typing import Any, NoReturn
 
 from maskconnect.cli.hints import hint
@@ -29,6 +30,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         options.setdefault("formatter_class", HelpFormatter)
         super().__init__(allow_abbrev=False, **options)
+        self._typed: list[str] = []
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse would print, with what to type instead of an unknown option."""
@@ -41,12 +43,16 @@ class Parser(argparse.ArgumentParser):
         message = message.replace("the following arguments are required:", "missing:")
         message = message.replace("unrecognized arguments: -", "unknown option: -")
         message = message.replace("unrecognized arguments:", "unexpected argument:")
+        wrong = [word for word in self._typed if word.startswith("--") and word.partition("=")[0] not in self.options()]
+        if message.startswith("missing: ") and wrong:  # argparse looks for missing arguments first
+            message = f"unknown option: {wrong[0]}"
         unknown = message.startswith("unknown option: ")
         found = hint(message.split()[2:], self.options()) if unknown else ""
         raise ConfigError(f"{message}; {found or f'see: {self.prog} --help'}")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parse as argparse does, but let the parser of a command reject unknown options: it knows the right ones."""
+        self._typed = [str(word) for word in (sys.argv[1:] if args is None else args)]
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")

@@ -60,13 +60,17 @@ def unknown_field(path: str, key: str, known: Mapping[str, str]) -> ConfigError:
 
 
 def _one_below(kind: type, table: dict[str, Any]) -> dict[str, str]:
-    """Return the full names of the fields of inner tables by their last part; of a list of tables, in the first."""
+    """Return the full names of the fields of inner tables by their last part, and of the tables in a list by name.
+
+    Of a list, the fields are those of its first table.
+    """
     found: dict[str, str] = {}
     for path, inner in get_type_hints(kind).items():
         if get_origin(inner) is tuple:
             inner, rows = get_args(inner)[0], table.get(path)
-            first = rows[0] if isinstance(rows, list) and rows else None
-            path = _join(path, str(first.get("name"))) if isinstance(first, dict) else path
+            named = [str(row.get("name")) for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+            found |= {name: f"{path}.{name}" for name in named}
+            path = f"{path}.{named[0]}" if named else path
         if is_dataclass(inner):
             found |= {field.name: f"{path}.{field.name}" for field in fields(inner)}
     return found
