@@ -36,8 +36,8 @@ def rewire(
     """Let the blocks of an existing model learn which of the blocks before them to read.
 
     The model changes in place and is returned. Blocks keep their names, weights and devices, and checkpoints of the
-    old model still load. With `connectivity="prev"` (in dense blocks, "full"), the model computes the same as before,
-    to the bit. Once masks are frozen, a block that nothing reads does not run, unless the model itself uses its output;
+    old model still load. With `connectivity="prev"` (in dense blocks, "full"), the outputs are bitwise identical to
+    those before. Once masks are frozen, a block that nothing reads does not run, unless the model itself uses its output;
     `mc.prune` removes such blocks.
 
     Args:
