@@ -34,8 +34,8 @@ class DenseStack(NamedStack):
     """The layers of a dense block, each of which reads the features that its mask makes active.
 
     While masks learn, every layer reads all candidates, each times its mask entry. Otherwise it reads the active ones
-    and computes nothing for the channels of the others. With all candidates active, its output is bitwise identical to that of
-    the original dense block.
+    and computes nothing for the channels of the others. With all candidates active, its output is bitwise
+    identical to that of the original dense block.
 
     Args:
         layers: the layers by name; each has `norm1`, `conv1` and `conv2`, and takes a list of features.

@@ -37,8 +37,8 @@ def rewire(
 
     The model changes in place and is returned. Blocks keep their names, weights and devices, and checkpoints of the
     old model still load. With `connectivity="prev"` (in dense blocks, "full"), the outputs are bitwise identical to
-    those before. Once masks are frozen, a block that nothing reads does not run, unless the model itself uses its output;
-    `mc.prune` removes such blocks.
+    those before. Once masks are frozen, a block that nothing reads does not run, unless the model itself uses its
+    output; `mc.prune` removes such blocks.
 
     Args:
         model: any model.
