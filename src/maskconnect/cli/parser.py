@@ -8,7 +8,7 @@ import sys
 from typing import Any, NoReturn
 
 from maskconnect.cli.hints import hint
-from maskconnect.errors import ConfigError, unknown_name
+from maskconnect.errors import ConfigError, cut, unknown_name
 
 TYPES = {"int": "an integer", "float": "a number"}
 """How errors name the types of values."""
@@ -45,7 +45,7 @@ class Parser(argparse.ArgumentParser):
         message = message.replace("unrecognized arguments:", "unexpected argument:")
         wrong = [word for word in self._typed if word.startswith("--") and word.partition("=")[0] not in self.options()]
         if message.startswith("missing: ") and wrong:  # argparse looks for missing arguments first
-            message = f"unknown option: {wrong[0]}"
+            message = f"unknown option: {cut(wrong[0])}"
         unknown = message.startswith("unknown option: ")
         found = hint(message.split()[2:], self.options()) if unknown else ""
         raise ConfigError(f"{message}; {found or f'see: {self.prog} --help'}")
