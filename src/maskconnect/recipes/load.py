@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import date, time
 from functools import cache
 from pathlib import Path
@@ -98,8 +99,9 @@ def _place(name: str) -> tuple[Path, str]:
         return Path(file), variant
     if name.endswith(".toml"):
         return Path(name), ""
-    if (Path(name) / "recipe.toml").is_file():
-        raise ConfigError(f"{name} is a run folder; to resume it, train {name}/recipe.toml with --out {name}.")
+    with suppress(OSError):  # the name is too long for a path
+        if (Path(name) / "recipe.toml").is_file():
+            raise ConfigError(f"{name} is a run folder; to resume it, train {name}/recipe.toml with --out {name}.")
     known = {each.rpartition("/")[2]: each for each in reversed(names())} | {each: each for each in names()}
     near = difflib.get_close_matches(name[:LONGEST], known, n=1)
     hint = f" Did you mean {known[near[0]]!r}?" if near else ""
