@@ -69,8 +69,8 @@ def load_weights(network: nn.Module, place: Path) -> str:
     if missing or surplus or wrong:
         name = sorted(missing | surplus | set(wrong))[0]
         raise CheckpointError(
-            f"{file} belongs to another network: {name} differs. Use weights of the same architecture; a pruned network "
-            "lacks modules, so pass the run that it was pruned from."
+            f"{file} belongs to another network: {name} differs. Use weights of the same architecture; instead of a "
+            "pruned network, which lacks modules, pass its run."
         )
     network.load_state_dict({name: saved[name] for name in own if name not in fresh}, strict=False)
     return f"starting from the weights in {file}" + (", with a new classifier" if fresh else "")
