@@ -43,9 +43,8 @@ class Parser(argparse.ArgumentParser):
         message = message.replace("the following arguments are required:", "missing:")
         message = message.replace("unrecognized arguments: -", "unknown option: -")
         message = message.replace("unrecognized arguments:", "unexpected argument:")
-        wrong = [word for word in self._typed if word.startswith("--") and word.partition("=")[0] not in self.options()]
-        if message.startswith("missing: ") and wrong:  # argparse looks for missing arguments first
-            message = f"unknown option: {cut(wrong[0])}"
+        if message.startswith("missing: ") and (wrong := self._first_unknown()):  # argparse tells what is missing first
+            message = f"unknown option: {cut(wrong)}"
         unknown = message.startswith("unknown option: ")
         found = hint(message.split()[2:], self.options()) if unknown else ""
         raise ConfigError(f"{message}; {found or f'see: {self.prog} --help'}")
@@ -57,6 +56,12 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return found, unknown
+
+    def _first_unknown(self) -> str | None:
+        """Return the first option of the command line that does not exist."""
+        known = self.options()
+        flags = (word.partition("=")[0] for word in self._typed if word.startswith("--"))
+        return next((flag for flag in flags if flag not in known), None)
 
     def options(self) -> set[str]:
         """Return all options, including those of every command."""

@@ -118,10 +118,11 @@ class MaskState(SavedMasks):
         """
         if torch.compiler.is_compiling() or self.frozen.is_meta:
             return self._fixed
-        frozen, binary = self._seen or (None, None)
-        known = frozen is not None and frozen.holds(self.frozen)
-        if not known or (self._fixed is not None and not (binary and binary.holds(self.binary))):
-            self.read_buffers()
+        if self._seen is not None:
+            frozen, binary = self._seen
+            if frozen.holds(self.frozen) and (self._fixed is None or binary.holds(self.binary)):
+                return self._fixed
+        self.read_buffers()
         return self._fixed
 
     @property

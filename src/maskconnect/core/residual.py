@@ -59,7 +59,7 @@ class Residual(nn.Module):
         if shortcut is not None and not isinstance(shortcut, nn.Module):
             raise ConfigError(f"shortcut is of type {type(shortcut).__name__}; it must be an nn.Module.")
         self.residual, self.shortcut = body, nn.Identity() if shortcut is None else shortcut
-        self._input_stays = False  # seen in a pass
+        self._input_stays = False  # as one pass in inference mode has shown
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Pair:
         """Return F(x) and S(x); further arguments go to F."""
@@ -72,7 +72,7 @@ class Residual(nn.Module):
                 "the body of an mc.Residual changed its input in place, which its shortcut reads too; use "
                 "inplace=False in the first layer of the body."
             )
-        if not torch.compiler.is_compiling():
+        if copy is not None:
             self._input_stays = True
         return Pair(residual, self.shortcut(x))
 

@@ -122,19 +122,17 @@ class Targets:
         """Return the outputs that a target needs, aligned."""
         if target not in self.layout.targets:
             return Reading()
-        if self.reads_all(target):
+        before, fan_in, reads_all = self.layout.before(target), self.masks.fan_in[target], self.reads_all(target)
+        joined = self.largest_fan_in if reads_all else fan_in  # also if outputs turn out not to be addable
+        if reads_all:
             sums = outputs.all_before(target, with_input=bool(self.always))
             if sums is not None:
-                return Reading(sums=sums, seen=None if self.rows is None else self._seen_one_by_one(target, outputs))
-        before, fan_in = self.layout.before(target), self.masks.fan_in[target]
+                return Reading(sums=sums, seen=None if self.rows is None else self._seen(target, outputs, joined))
         read = self.needed(target) if self.reads_candidates else self.masks.sources[target]
         found = [outputs.source(k, before, fan_in, target) for k in (*self.always, *read)]
         if self.rows is None or self._by_autograd:
             return Reading(found)
-        if self.reads_all(target):  # outputs that cannot be added are sampled in the same way as their sum
-            return Reading(found, seen=self._seen_one_by_one(target, outputs))
-        wholes = [outputs.candidate(k, before, fan_in, target) for k in self.candidates[target]]
-        return Reading(found, seen=outputs.sampler.seen((1.0, wholes), shape=outputs.shape_of(before)))
+        return Reading(found, seen=self._seen(target, outputs, joined))
 
     @property
     def reads_candidates(self) -> bool:
@@ -146,12 +144,12 @@ class Targets:
         """Whether the join brings its own mask gradient."""
         return callable(self.aggregation) or self.scales is not None or torch.compiler.is_compiling()
 
-    def _seen_one_by_one(self, target: int, outputs: Outputs) -> Seen:
-        """Return what a mask gradient uses of its candidates if only their sum was computed."""
-        before, fan_in = self.layout.before(target), self.largest_fan_in
+    def _seen(self, target: int, outputs: Outputs, joined: int) -> Seen:
+        """Return what a mask gradient uses of its candidates, whose pairs are joined for the fan-in `joined`."""
+        before = self.layout.before(target)
         shape = outputs.shape_of(before)
-        wholes = [outputs.candidate(k, before, fan_in, target) for k in self.candidates[target]]
-        more = 1 / self.masks.fan_in[target] - 1 / fan_in
+        wholes = [outputs.candidate(k, before, joined, target) for k in self.candidates[target]]
+        more = 1 / self.masks.fan_in[target] - 1 / joined
         if not outputs.pairs or not more:
             return outputs.sampler.seen((1.0, wholes), shape=shape)
         shortcuts = [outputs.shortcut(k) for k in self.candidates[target]]

@@ -107,15 +107,16 @@ def _check_fan_in(recipes: Sequence[Recipe]) -> None:
 
     A single one is a warning. For some blocks it may be larger (D5).
     """
-    models = [recipe.model for recipe in recipes if recipe.model.connectivity in ("learned", "random")]
-    most = max((len(row) for model in models for row in model.layout().candidates()), default=0)
+    models = dict.fromkeys(recipe.model for recipe in recipes if recipe.model.connectivity in ("learned", "random"))
+    candidates = {model: model.layout().candidates() for model in models}
+    most = max((len(row) for rows in candidates.values() for row in rows), default=0)
     fan_ins = {model.fan_in for model in models if model.fan_in is not None}
     above = sorted(k for k in fan_ins if k > most > 0)
     if above and len(fan_ins) > 1:
         found = f"{above[0]} to {above[-1]} exceed" if len(above) > 1 else f"{above[0]} exceeds"
         raise ConfigError(f"fan_in {found} the {most} candidates of the largest target; use 1..{most}.")
-    for model in models:
-        warn_of_fan_in(model.fan_in, model.layout().candidates(), what="model.fan_in")
+    for model, rows in candidates.items():
+        warn_of_fan_in(model.fan_in, rows, what="model.fan_in")
 
 
 def values_of(text: str, what: str) -> tuple[str, ...]:

@@ -61,16 +61,13 @@ def of_run(folder: RunFolder) -> Result:
 
 def of_file(path: Path) -> Result:
     """Read a kept result."""
+    remedy = "name a run folder or a result file that `sweep --keep` wrote."
+    if path.name == SAVED:
+        raise ConfigError(f"{path.parent} is a saved network; {remedy}")
     try:
         found = read_json(path)
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{path} cannot be read: {error}; name a run folder or a result file that `sweep --keep` wrote."
-        ) from None
-    if path.name == SAVED:
-        raise ConfigError(
-            f"{path.parent} is a saved network; name a run folder or a result file that `sweep --keep` wrote."
-        )
+        raise ConfigError(f"{path} cannot be read: {error}; {remedy}") from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         old = isinstance(found, dict) and found.get("format") == 1
         hint = "; tools/new_format.py of the repository converts it" if old else ""

@@ -110,7 +110,7 @@ def prune_and_compare(
     if not all(stack.masks.is_frozen for _, stack in stacks):
         raise ConnectivityError("the wiring of this model is still being learned; freeze it first: mc.freeze(model).")
     if not args and not kwargs:
-        raise ConfigError("there is no example; pass an example input: mc.prune(model, x).")
+        raise ConfigError("the example is missing; pass an example input: mc.prune(model, x).")
     pruned = copy.deepcopy(model)
     find_unused_(pruned, args, kwargs or {})
     with watched(pruned) as seen:

@@ -20,7 +20,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """A line, or points, of a chart; where y is None there is no point."""
+    """A line, or points, of a chart; where y is None, the point is missing."""
 
     name: str
     x: tuple[float, ...]

@@ -149,19 +149,18 @@ def write_confusion(confusion: Confusion, place: Path) -> list[Path]:
     from matplotlib.figure import Figure
 
     classes, few = [short(name) for name in confusion.classes], len(confusion.classes) <= FEW
-    share_TP = confusion.count_TP / confusion.count_TP.sum(dim=1, keepdim=True).clamp(min=1)
     with mpl.rc_context({**STYLE, "axes.grid": False, "axes.titlepad": 8, "axes.spines.bottom": False}):
         side = max(3.6, 0.36 * len(classes) + 1.2 + 0.08 * max(map(len, classes))) if few else 6.0
         figure = Figure(figsize=(side, side), layout="constrained")
         axes = figure.add_subplot()
-        axes.imshow(share_TP.sqrt().numpy(), cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+        axes.imshow(confusion.shares.sqrt().numpy(), cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
         axes.set(title="Confusion", xlabel="predicted", ylabel="true")
         if few:
             axes.set_xticks(range(len(classes)), classes, rotation=90 if max(map(len, classes)) > 2 else 0)
             axes.set_yticks(range(len(classes)), classes)
             axes.tick_params(length=0)
             for t, p in confusion.count_TP.nonzero().tolist():
-                color = "white" if share_TP[t, p] > 0.5 else INK
+                color = "white" if confusion.shares[t, p] > 0.5 else INK
                 axes.text(p, t, str(int(confusion.count_TP[t, p])), ha="center", va="center", color=color, fontsize=8)
         return save(figure, place)
 

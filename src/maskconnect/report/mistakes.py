@@ -41,10 +41,14 @@ class Confusion:
         return [100 * hits / total if total else None for hits, total in zip(right, totals, strict=True)]
 
     @cached_property
+    def shares(self) -> Tensor:
+        """The share of every cell in its true class."""
+        return self.count_TP / self.count_TP.sum(dim=1, keepdim=True).clamp(min=1)
+
+    @cached_property
     def levels(self) -> Tensor:
         """The shade of every cell, from 0 to LEVELS, by its share of the true class."""
-        share_TP = self.count_TP / self.count_TP.sum(dim=1, keepdim=True).clamp(min=1)
-        return (share_TP.sqrt() * LEVELS).ceil().long()
+        return (self.shares.sqrt() * LEVELS).ceil().long()
 
     def worst(self, most: int) -> list[tuple[int, int, int]]:
         """The most common confusions: true class, predicted class, number of images."""
