@@ -19,7 +19,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import combinations
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from maskconnect.experiments.grid import seeds_of
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--seeds", default="9", help="the first N seeds, or which: 4..8 (default: 9)")
     parser.add_argument("--rows", nargs="+", default=[""], help="regular expressions that select rows (default: all)")
-    parser.add_argument("--tried", action="store_true", help="also run the settings that were tried")
+    parser.add_argument("--tried", action="store_true", help="also run controls, and settings that were tried")
     parser.add_argument("--set", nargs="+", default=[], metavar="FIELD=VALUE", help="change the recipe")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time (default: 1)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder for results")
@@ -105,7 +105,7 @@ def accuracies(found: Results) -> Table:
     for row, runs in found.items():
         cells = [summary(by_seed(found, row, part)) for part in ("validation", "test")]
         over = difference_by_seed(by_seed(found, first, "test"), by_seed(found, row, "test"))
-        seconds = fmean(run["seconds"] for run in runs.values())
+        seconds = median(run["seconds"] for run in runs.values())
         left = fmean(run["parameters"] for run in runs.values())
         difference = over.text() if row != first else ""
         lines.append((row, f"{len(runs)}", *cells, difference, f"{left:,.0f}", f"{seconds:.0f}"))
@@ -127,7 +127,7 @@ def best_of(found: Results, row: str, count: int) -> tuple[str, ...]:
     runs = [(run["validation"], run["test"], run["seconds"]) for run in found[row].values()]
     best = [max(some) for some in combinations(runs, count)]
     validation, test = (f"{fmean(run[part] for run in best):.2f}" for part in (0, 1))
-    return f"the best of {count}", "", validation, test, "", "", f"{count * fmean(run[2] for run in runs):.0f}"
+    return f"the best of {count}", "", validation, test, "", "", f"{count * median(run[2] for run in runs):.0f}"
 
 
 def by_seed(found: Results, row: str, part: str) -> dict[int, float]:

@@ -32,7 +32,8 @@ class Row:
     variant: str = ""  # of the recipe
     relax: str | None = None  # "softmax" or "gumbel" instead of masks
     rate: float = 0.0  # of Adam, for the relaxed choices
-    leave_out: bool = False  # choose sources by leaving each out, before masks have become the top-K
+    halfway: bool = False  # freeze when masks are halfway between reading everything and reading the top-K
+    leave_out: bool = False  # choose sources by leaving each out, not by the size of masks
     mask_lr: float | None = None  # instead of that of the recipe
     settings: tuple[str, ...] = ()  # further changes of the recipe
 
@@ -46,10 +47,16 @@ ROWS = {
     "Fixed-Full, a learned scale each": Row(variant="-scaled"),
     "Softmax (DARTS), top-K": Row(relax="softmax", rate=0.03),
     "Gumbel top-K": Row(relax="gumbel", rate=0.03),
-    "Learned, chosen by leaving out": Row(leave_out=True),
-    "Softmax (DARTS), chosen by leaving out": Row(relax="softmax", rate=0.03, leave_out=True),
+    "Learned, chosen by leaving out": Row(halfway=True, leave_out=True),
 }
+LONGER = tuple(f"phase.{name}.epochs={count}" for name, count in (("learn", 6), ("freeze", 6), ("fine", 2)))
+"""One and a half times the epochs of a quick recipe."""
+
 TRIED = {
+    "Learned, frozen halfway": Row(halfway=True),
+    "Softmax (DARTS), chosen by leaving out": Row(relax="softmax", rate=0.03, leave_out=True),
+    "Fixed-Prev, 1.5 times the epochs": Row(variant="-prev", settings=LONGER),
+    "Fixed-Random, 1.5 times the epochs": Row(variant="-random", settings=LONGER),
     **{f"Softmax, rate {rate}": Row(relax="softmax", rate=rate) for rate in (0.003, 0.01, 0.1)},
     **{f"Gumbel, rate {rate}": Row(relax="gumbel", rate=rate) for rate in (0.003, 0.01, 0.1)},
     **{f"Learned, mask rate {rate}": Row(mask_lr=rate) for rate in (0.003, 0.01, 0.1)},
@@ -63,7 +70,7 @@ TRIED = {
         variant="-random", settings=("model.fan_in=4", "model.aggregation=scaled")
     ),
 }
-"""Settings that were compared on validation images, with seeds from 100."""
+"""Controls, and settings that were tried; research/discovery.md says which were chosen with seeds from 100."""
 
 
 def train(name: str, settings: tuple[str, ...], row: Row, seed: int, how: Options) -> dict[str, Any]:
@@ -119,8 +126,7 @@ def optimizers_of(
     rate = mask_lr if row.mask_lr is None else row.mask_lr
     groups = mc.param_groups(network, lr=0.0, mask_lr=rate, weight_decay=training.weight_decay)
     sgd = torch.optim.SGD(groups, momentum=training.momentum)
-    cooled = 2 * steps if row.leave_out else steps  # sources that are left out must still be read
-    mc.attach(sgd, network, recipe.learning.how(cooled))
+    mc.attach(sgd, network, recipe.learning.how(2 * steps if row.halfway else steps))
     return [sgd]
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGES = [DOCS / "getting-started.md", DOCS / "choosing.md", *sorted((DOCS / "guides").glob("*.md"))]
+README = DOCS.parent / "README.md"
+PAGES = [README, DOCS / "getting-started.md", DOCS / "choosing.md", *sorted((DOCS / "guides").glob("*.md"))]
 BLOCK = re.compile(r"(?:<!-- ([^>]*) -->\n)?^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 PRINTED = re.compile(r"^print\(.*\) +# (.*)$", re.MULTILINE)
 

@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 import evidence
+import guides
 import pytest
 
 import maskconnect as mc
@@ -18,9 +19,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((RO
 
 
 def test_the_code_in_the_readme_runs_and_prints_what_it_says(capsys, tmp_path, monkeypatch):
-    text = (ROOT / "README.md").read_text()
     monkeypatch.chdir(tmp_path)
-    exec("\n".join(re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)), {})
+    exec("\n".join(block.code for block in guides.blocks_of(guides.README) if not block.needs_libraries), {})
     wiring, *code = capsys.readouterr().out.splitlines()
     assert wiring.startswith("[[], [0], [0, 1]")
     assert "def forward(self, x):" in "".join(code)

@@ -22,6 +22,7 @@ ODD = {
     r"\b(go|goes|went) on\b": "continue, resume",
     r"\b(not|is|was) shown to\b": "significant, no significant difference",
     r"\bto the letter\b": "literally",
+    r"\bto the bit\b|\bbit-identical\b": "bitwise identical",
     r"\b(make|makes|made) (it|them|these|those|that)? ?again\b": "recompute, rebuild",
     r"\b(told|tell|tells|telling) (\w+ )?apart\b": "distinguish",
     r"\bshared? out\b": "split, divided",
@@ -50,11 +51,15 @@ def ours() -> list[Path]:
     )  # fmt: skip
     kinds = {".py", ".md", ".toml", ".js", ".css", ".html", ".yml", ".yaml", ".ipynb"}
     paths = [ROOT / name for name in listed.stdout.split("\0") if name]
+    others = {"Makefile", "run", "CITATION.cff"}
     not_ours = {ROOT / "research" / "evidence", ROOT / "tests" / "report" / "golden"}
     return [
         path
         for path in paths
-        if path.suffix in kinds and path.is_file() and path != Path(__file__) and not not_ours & {*path.parents}
+        if (path.suffix in kinds or path.name in others)
+        and path.is_file()
+        and path != Path(__file__)
+        and not not_ours & {*path.parents}
     ]
 
 
@@ -67,6 +72,13 @@ def odd_words(text: str) -> list[str]:
 @pytest.mark.parametrize("path", ours(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_words_are_plain(path):
     assert odd_words(path.read_text()) == []
+
+
+def test_docstrings_do_not_begin_with_what():
+    """`What a row is called` hides the subject; write `The name of a row`."""
+    sources = [path for path in ours() if path.is_relative_to(ROOT / "src") and path.suffix == ".py"]
+    assert len(sources) > 200
+    assert [path for path in sources if re.search(r'"""What ', path.read_text())] == []
 
 
 def test_odd_words_are_found():

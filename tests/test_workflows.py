@@ -54,6 +54,13 @@ def test_the_tests_of_a_pull_request_are_those_of_the_local_command():
     assert local <= both
 
 
+def test_a_release_is_published_only_after_all_of_the_local_command():
+    release = pytest.importorskip("yaml").safe_load((ROOT / ".github/workflows/release.yml").read_text())
+    assert ".ci/run" in [step.get("run") for step in release["jobs"]["test"]["steps"]]
+    assert release["jobs"]["build"]["needs"] == "test"
+    assert release["jobs"]["publish"]["needs"] == "build"
+
+
 def test_a_missing_target_would_be_found():
     assert CALL.findall("make test-docs && make tset") == ["test-docs", "tset"]
     assert "tset" not in targets_of("test: venv\n\trun\nBIN := x\n")

@@ -64,7 +64,7 @@ def test_a_run_of_unlike_branches_ends_with_its_architecture_and_shows_it_again(
     assert len(re.findall(r"^layer \d  ", end, re.MULTILINE)) == sum(alive)
     counts = pruned_parameters(network)
     assert f"9 blocks -> {sum(alive)}, {counts.weights:,} parameters -> {counts.transitive:,}." in end
-    assert "bit-identical" in end
+    assert "bitwise identical" in end
     assert "def forward(self, x):" in end
     assert end.splitlines()[-1] == "picture: runs/tiny-seed0/wiring.svg"
     assert (out / "wiring.svg").read_text() == mc.draw(network).svg

@@ -299,6 +299,19 @@ def test_the_demo_compares_wirings_and_prunes_the_learned_one(type_in, tmp_path,
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("summary.json")} == before  # nothing ran again
 
 
+def test_the_demo_says_what_learned_wiring_beats_and_what_beats_it():
+    from maskconnect.cli.demo import ROWS, conclusion
+    from maskconnect.training.statistics import paired_difference, statistic
+
+    scores = dict(zip(ROWS, ([90, 91, 92], [80, 82, 81], [95, 96, 98], [91, 90, 92]), strict=True))
+    learned, *fixed = scores.values()
+    over = dict(zip(list(ROWS)[1:], (paired_difference(learned, row) for row in fixed), strict=True))
+    assert conclusion(over, {name: statistic(row) for name, row in scores.items()}) == (
+        "With these seeds, learned wiring is better than Fixed-Prev, and worse than Fixed-Random, and not "
+        "significantly different from Fixed-Full. The highest mean: Fixed-Random."
+    )
+
+
 @pytest.mark.parametrize("words", [("--seeds", "0"), ("--jobs", "0")])
 def test_a_demo_of_nothing_is_refused(words, type_in):
     code, _, errors = type_in("demo", *words)

@@ -231,7 +231,7 @@ def test_a_rewired_model_learns_which_blocks_to_skip():
     assert used_part(model[1]) <= 0.5
 
 
-def test_a_budget_of_all_changes_nothing_to_the_bit():
+def test_a_budget_of_all_changes_nothing_bitwise():
     def learned(**options):
         stack = chain(6, 2)
         train(stack, attached(stack, mc.Blend(steps=12, **options)), 12)
@@ -243,7 +243,7 @@ def test_a_budget_of_all_changes_nothing_to_the_bit():
 
 
 @pytest.mark.parametrize("load_first", [True, False])
-def test_a_resumed_run_is_equal_to_the_bit(load_first):
+def test_a_resumed_run_is_equal_bitwise(load_first):
     how = mc.Blend(steps=20, keep=0.6)
     whole = chain()
     optimizer = attached(whole, how)

@@ -40,7 +40,9 @@ class Waits(TorchDispatchMode):
         if not any(map(self.holds, tree_leaves((args, kwargs)))):
             return out
         to_host = name == "_to_copy" and kwargs.get("device") == torch.device("cpu")
-        if to_host or name in WAITS or (name == "copy_" and not self.holds(args[0])):
+        to_device = name == "copy_" and self.holds(args[0]) and not self.holds(args[1])
+        waits = to_device and not (args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
+        if to_host or waits or name in WAITS or (name == "copy_" and not self.holds(args[0])):
             self.found.append(name)
         if not to_host:
             for y in tree_leaves(out):

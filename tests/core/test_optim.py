@@ -431,7 +431,7 @@ def test_two_forward_passes_may_be_in_flight():
         torch.testing.assert_close(found.grad, expected.grad)
 
 
-def test_the_same_seed_gives_the_same_training_to_the_bit():
+def test_the_same_seed_gives_the_same_training_bitwise():
     def train():
         torch.manual_seed(0)
         stack = mc.MaskedStack(mlp_blocks(6), fan_in=2)

@@ -96,7 +96,7 @@ def _backward(model):
     return y
 
 
-def test_with_prev_it_is_the_plain_residual_chain_to_the_bit():
+def test_with_prev_it_is_the_plain_residual_chain_bitwise():
     stack = stack_of(connectivity="prev", fan_in=None)
     x = X
     for block in stack.blocks:
@@ -104,7 +104,7 @@ def test_with_prev_it_is_the_plain_residual_chain_to_the_bit():
     assert torch.equal(stack(X), x)
 
 
-def test_with_one_source_each_it_is_the_network_in_which_a_block_reads_that_source_to_the_bit():
+def test_with_one_source_each_it_is_the_network_in_which_a_block_reads_that_source_bitwise():
     wiring = [[], [0], [0], [2], [1], [4]]
     stack = stack_of(connectivity=wiring, fan_in=None)
     outputs = []

@@ -29,7 +29,7 @@ def samples(count=48, width=6):
 
 
 def differences(state, other):
-    """The names of tensors that are not equal to the bit."""
+    """The names of tensors that are not bitwise identical."""
     assert state.keys() == other.keys()
     return [name for name in state if not torch.equal(state[name], other[name])]
 

@@ -31,7 +31,7 @@ def train(accelerator, model, wrapped, optimizer, steps):
 @pytest.mark.parametrize("how", [mc.Draw(), mc.Blend(steps=FROZEN_AT)], ids=["draw", "blend"])
 @pytest.mark.parametrize("cut", [3, FROZEN_AT + 2], ids=["before the freeze", "after the freeze"])
 @pytest.mark.parametrize("attached", [True, False], ids=["attached before loading", "attached after loading"])
-def test_a_loop_that_resumes_from_a_saved_state_is_equal_to_the_bit(how, cut, attached, tmp_path):
+def test_a_loop_that_resumes_from_a_saved_state_is_equal_bitwise(how, cut, attached, tmp_path):
     accelerator = Accelerator(cpu=True)
     whole = prepared(accelerator, seed=0)
     mc.attach(whole[2].optimizer, whole[0], how)

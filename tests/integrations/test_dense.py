@@ -45,7 +45,7 @@ def trained(model, steps=20):
 
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("training", [True, False])
-def test_with_full_connectivity_densenet121_is_what_it_was_to_the_bit(library, training):
+def test_with_full_connectivity_densenet121_is_what_it_was_bitwise(library, training):
     model = densenet(library, drop_rate=0.1).train(training)
     rewired = mc.rewire(copy.deepcopy(model), BLOCKS, connectivity="full")
     outputs = []

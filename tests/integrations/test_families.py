@@ -48,7 +48,7 @@ def without(count, unread, fan_in):
 
 
 @every_family
-def test_with_the_old_wiring_the_model_computes_the_same_to_the_bit(family):
+def test_with_the_old_wiring_the_model_computes_the_same_bitwise(family):
     plain, inputs = family.model(), family.inputs()
     model = rewired(copy.deepcopy(plain), family, connectivity="prev")
     for training in (False, True):

@@ -3,5 +3,5 @@
 from launch import torchrun
 
 
-def test_sharded_training_is_that_of_ddp_and_of_one_process_and_resumes_to_the_bit(tmp_path):
+def test_sharded_training_is_that_of_ddp_and_of_one_process_and_resumes_bitwise(tmp_path):
     assert torchrun("sharded.py", tmp_path) == "all is well\n"

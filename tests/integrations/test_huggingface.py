@@ -74,7 +74,7 @@ def whole(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("step", [5, FROZEN_AT, 15], ids=["before the freeze", "at the freeze", "after the freeze"])
-def test_a_resumed_run_is_equal_to_the_bit(whole, step, tmp_path):
+def test_a_resumed_run_is_equal_bitwise(whole, step, tmp_path):
     start, run, before, folder = whole
     resumed = start(tmp_path, seed=5)
     resumed.train(resume_from_checkpoint=str(folder / f"checkpoint-{step}"))

@@ -74,7 +74,7 @@ def whole(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("epoch", [1, 2, 4], ids=["before the freeze", "at the freeze", "after the freeze"])
-def test_a_resumed_run_is_equal_to_the_bit(whole, epoch, tmp_path):
+def test_a_resumed_run_is_equal_bitwise(whole, epoch, tmp_path):
     start, module, folder = whole
     resumed = start(tmp_path, seed=5, checkpoint=folder / f"epoch={epoch}.ckpt")
     assert differences(resumed.state_dict(), module.state_dict()) == []

@@ -15,7 +15,7 @@ def _double():
 
 
 @pytest.mark.usefixtures("_double")
-def test_two_ranks_train_as_one_and_resume_to_the_bit(tmp_path):
+def test_two_ranks_train_as_one_and_resume_bitwise(tmp_path):
     torchrun("trainer.py", tmp_path)
     for name, how in HOWS.items():
         one = trainer(tmp_path / "one" / name, how)

@@ -139,6 +139,13 @@ def test_own_kinds_stand_beside_the_others_and_are_saved_by_name(tmp_path):
     torch.testing.assert_close(again.eval()(X), model(X))
 
 
+def test_an_own_kind_of_a_known_name_replaces_it():
+    model = mc.mixed(1, 4, 10, own={"identity": Shift}, connectivity="full")
+    assert model.spec.kinds == tuple(KINDS)
+    (branch,) = [branch for branch in model.stack.blocks[0] if branch.kind == "identity"]
+    assert isinstance(branch.identity, Shift)
+
+
 def test_a_kind_may_come_twice():
     model = mc.mixed(1, 4, 10, kinds=["conv3x3", "conv3x3"], connectivity="full")
     assert not torch.equal(model.stack.blocks[0][0].conv3x3.weight, model.stack.blocks[0][1].conv3x3.weight)

@@ -115,7 +115,7 @@ def reading_one(model, wiring, x):
 
 
 def test_with_one_source_each_a_block_reads_just_that_source():
-    """Outputs, gradients and running statistics, to the bit."""
+    """Outputs, gradients and running statistics are bitwise identical."""
     wiring = [[], [0], [0], [2], [1], [3], [5], [2], [7]]
     model = mc.resnet(20, 10, connectivity=wiring, aggregation="residual")
     twin = copy.deepcopy(model)

@@ -264,7 +264,7 @@ def test_a_spec_keeps_the_wiring_that_it_was_given():
 @pytest.mark.parametrize("change", [nn.SyncBatchNorm.convert_sync_batchnorm, replace_all_batch_norm_modules_])
 def test_another_kind_of_norm_where_branches_share_one_is_an_error(change):
     model = change(mc.resnext(20, 4, 2, 10, fan_in=1))
-    with pytest.raises(mc.ConfigError, match=r"leave it an nn\.BatchNorm2d with both"):
+    with pytest.raises(mc.ConfigError, match=r"must be an nn\.BatchNorm2d with running statistics and a scale"):
         model.eval()(torch.randn(2, 3, 8, 8))
 
 

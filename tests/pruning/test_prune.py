@@ -147,7 +147,7 @@ def test_long_chains_of_unused_modules_go_and_nothing_goes_where_all_are_used():
         stack = mc.MaskedStack(blocks, connectivity=wiring)
         pruned = prune(stack, X)
         assert list(map(int, kept(pruned.blocks))) == left
-        assert torch.equal(pruned.eval()(X), stack.eval()(X)), "to the bit"
+        assert torch.equal(pruned.eval()(X), stack.eval()(X)), "bitwise identical"
         assert_trains_alike(stack, pruned, X)
 
 

@@ -80,7 +80,7 @@ def frozen():
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("training", [True, False])
-def test_with_full_connectivity_nothing_changes_to_the_bit(kind, training):
+def test_with_full_connectivity_nothing_changes_bitwise(kind, training):
     model = DenseNet(kind, drop=0.2).train(training)
     rewired = mc.rewire(copy.deepcopy(model), BLOCKS, connectivity="full")
     x, outputs = images(), []
@@ -97,7 +97,7 @@ def test_with_full_connectivity_nothing_changes_to_the_bit(kind, training):
     assert all(part.training == training for part in rewired.modules())
 
 
-def test_masks_that_learn_and_read_everything_change_nothing_to_the_bit():
+def test_masks_that_learn_and_read_everything_change_nothing_bitwise():
     model = block()
     stack = stack_of(copy.deepcopy(model), fan_in=4)
     x = features()

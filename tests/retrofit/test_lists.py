@@ -185,7 +185,7 @@ def test_residual_joins_add_what_blocks_add_and_average_what_they_read():
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_residual_joins_of_the_block_before_change_nothing_to_the_bit(training):
+def test_residual_joins_of_the_block_before_change_nothing_bitwise(training):
     model, x = Pre().train(training), torch.randn(2, 3, 16)
     wanted = model(x)
     fixed = mc.rewire(copy.deepcopy(model), "blocks", connectivity="prev", aggregation="residual")

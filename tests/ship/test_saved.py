@@ -59,7 +59,7 @@ def network(name, form, dtype=torch.float32):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", NETWORKS)
-def test_every_network_comes_back_to_the_bit(name, form, tmp_path):
+def test_every_network_comes_back_bitwise(name, form, tmp_path):
     model = network(name, form)
     mc.save(model, tmp_path / "saved")
     before = torch.get_rng_state()
@@ -506,9 +506,17 @@ def test_a_pruned_network_is_not_loaded_into_one_that_is_wired_otherwise(tmp_pat
     first, other = [[], [0], [0, 1], [1, 2]], [[], [0], [0, 1], [0, 2]]
     mc.save(pruned(first), tmp_path)
     mc.load(tmp_path, into=pruned(first))
-    with pytest.raises(mc.CheckpointError, match="the wiring of the stack '' differs"):
+    with pytest.raises(
+        mc.CheckpointError,
+        match=r"the stack '' differs in its wiring\. Build the model .* as the saved one, and do not prune it\.",
+    ):
         mc.load(tmp_path, into=pruned(other))
-    with pytest.raises(mc.CheckpointError, match="the aggregation of the stack '' differs"):
+    mc.load(tmp_path, into=mc.MaskedStack(mlp_blocks(4), connectivity=first))
+    with pytest.raises(mc.CheckpointError, match="was pruned with merge=False, the model with merge=True"):
+        mc.load(tmp_path, into=mc.prune(mc.MaskedStack(mlp_blocks(4), connectivity=first), X))
+    with pytest.raises(
+        mc.CheckpointError, match=r"the stack '' differs in its aggregation\. Build the model with the same arg"
+    ):
         mc.load(tmp_path, into=mc.MaskedStack(mlp_blocks(4), [1, 2, 2], aggregation="sum"))
 
 
@@ -516,7 +524,9 @@ def test_a_load_that_fails_leaves_the_model_as_it_was(tmp_path):
     mc.save(mc.MaskedStack(mlp_blocks(4), 2), tmp_path)
     model = mc.MaskedStack(mlp_blocks(4), 1)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(mc.CheckpointError, match=r"masks\.fan_in differs from the model's"):
+    with pytest.raises(
+        mc.CheckpointError, match=r"masks\.fan_in differs from the model's\. Build the model with the same arguments"
+    ):
         mc.load(tmp_path, into=model)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
@@ -545,7 +555,7 @@ def test_classes_and_preprocessing_that_do_not_fit_are_refused(tmp_path):
         ({"classes": ["a", "b"]}, "there are 2 classes, but the network has 7 outputs"),
         ({"classes": "abcdefg"}, "it must be a list of names"),
         ({"classes": range(7)}, "it must be a list of names"),
-        ({"classes": ["\udc80"] * 7}, "is not valid text"),
+        ({"classes": ["\udc80"] * 7}, "is not text that UTF-8 can encode"),
         ({"preprocessing": {"size": 32}}, "preprocessing is a dict"),
         ({"preprocessing": gray}, "images with 1 channels; the network needs 3"),
     ):

@@ -28,7 +28,7 @@ def state_of(step, size=8, tag=""):
 
 
 def assert_whole(found, step, **kind):
-    """`found` is the checkpoint of this step, to the bit."""
+    """`found` is the checkpoint of this step, bitwise identical."""
     assert found is not None
     assert found[0] == step
     expected = state_of(step, **kind)

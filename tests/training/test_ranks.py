@@ -144,7 +144,7 @@ def test_a_killed_worker_is_started_again_and_the_result_is_the_same(folder):
     code, said, errors = finish(process)
     assert code == 0
     assert "resuming from step" in said
-    assert "another rank is gone" in errors
+    assert "another rank has stopped" in errors
     assert runs.results(folder / "killed") == runs.results(folder / "quiet")
 
 
@@ -162,7 +162,7 @@ def test_a_signal_to_any_rank_stops_all_at_one_step_and_any_number_of_ranks_cont
     if number == signal.SIGTERM:
         said = train(folder, *LONG, out="run", nproc=1)
         assert "resuming from step" in said
-        assert "note: ranks was 2 and is 1, so the result will not be bit-identical" in said
+        assert "note: ranks was 2 and is 1, so the result will not be bitwise identical" in said
     else:
         train(folder, *LONG, out="run")
         train(folder, *LONG, out="quiet")

@@ -151,7 +151,7 @@ def test_going_on_with_other_threads_is_said(tmp_path):
         runs.train(recipe, out, Options(threads=2), Listening())
     finally:
         torch.set_num_threads(1)
-    assert "note: threads was 1 and is 2, so the result will not be bit-identical" in said
+    assert "note: threads was 1 and is 2, so the result will not be bitwise identical" in said
 
 
 def test_the_environment_is_written_down(learned):

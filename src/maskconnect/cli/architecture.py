@@ -90,7 +90,7 @@ def pruned(saved: Saved) -> tuple[nn.Module, str]:
     after, difference = prune_saved(saved, fold=False, merge=False)
     alive = [on for masks in masks_of(saved.network) for on in masks.current_wiring().alive]
     count = pruned_parameters(saved.network)
-    same = "are bit-identical" if not difference else f"differ by at most {difference:.1e} of the largest"
+    same = "are bitwise identical" if not difference else f"differ by at most {difference:.1e} of the largest"
     return after.network, (
         f"Pruned: {len(alive)} blocks -> {sum(alive)}, {count.weights:,} parameters -> {count.transitive:,}. "
         f"The outputs of both networks {same}."

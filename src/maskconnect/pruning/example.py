@@ -17,7 +17,7 @@ from maskconnect.pruning.rewired import built_stacks_of
 
 
 class Pass(NamedTuple):
-    """What an example shows in one run of a stack."""
+    """Observations from one run of a stack on an example."""
 
     input: Size | None
     shapes: Shapes

@@ -37,7 +37,7 @@ def check(model: nn.Module, pruned: nn.Module, args: Any, kwargs: Mapping[str, A
             raise ConnectivityError(
                 f"{what}the pruned network differs from the model by {gap:.1e} of the largest output, more than "
                 f"{allowed:.0e}; perhaps the model is random in eval mode, or hooks change what its stacks compute."
-                + ("" if exact else " Try to prune it with fold=False and merge=False.")
+                + ("" if exact else " Try pruning with fold=False and merge=False.")
             )
         largest = max(largest, gap)
     return largest

@@ -192,7 +192,7 @@ def _parse(path: Path) -> Table:
             f"{path} cannot be read: {error.strerror}. Pass the name of a recipe, or a file that exists."
         ) from None
     except ValueError as error:  # invalid UTF-8 or TOML, a number of 5,000 digits, 5,000 brackets
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+        raise ConfigError(f"{path} is not valid TOML: {str(error).rstrip('.')}. Fix this in the file.") from None
 
 
 def _parsed(text: str) -> Any:

@@ -261,7 +261,7 @@ class Recipe:
 
     @property
     def masks_in_training(self) -> str:
-        """What a pass reads while masks learn, in words."""
+        """The masks that a training pass reads while they learn, in words."""
         return "blended masks" if self.learning.way == "blend" else "drawn masks"
 
     @property

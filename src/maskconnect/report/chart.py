@@ -84,7 +84,7 @@ class Chart:
 
     @property
     def place(self) -> str:
-        """What x counts: `epoch`, `module`, `fan-in`."""
+        """The unit of the x axis: `epoch`, `module`, `fan-in`."""
         return self.x.partition(",")[0].removesuffix(" K")
 
     def text(self, point: Point) -> str:

@@ -35,7 +35,7 @@ class Confusion:
 
     @cached_property
     def accuracies(self) -> list[float | None]:
-        """Of every class, in %; None where it has no image."""
+        """The accuracy of each class in %; None for a class without images."""
         totals = self.count_TP.sum(dim=1).tolist()
         right = self.count_TP.diagonal().tolist()
         return [100 * hits / total if total else None for hits, total in zip(right, totals, strict=True)]
@@ -58,7 +58,7 @@ class Confusion:
 
 
 def confusion_of(tested: Tested, classes: tuple[str, ...]) -> Confusion:
-    """Count."""
+    """Count the predictions of each class."""
     size = len(classes)
     flat = torch.bincount(tested.label_N * size + tested.class_N, minlength=size * size)
     return Confusion(classes, flat.reshape(size, size))

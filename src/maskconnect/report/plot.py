@@ -34,7 +34,7 @@ def figure(chart: Chart) -> str:
 
 
 def _stroke(line: Line) -> str:
-    """What the legend shows of a line: a stroke, or a dot for a lone value."""
+    """Return the mark of a line in the legend: a stroke, or a dot for a lone value."""
     return 'class=dots d="M11 5h0"' if line.is_lone else 'd="M1 5H21"'
 
 
@@ -94,7 +94,7 @@ def _data(chart: Chart, axes: Axes) -> str:
 
 
 def _names(chart: Chart) -> list[str]:
-    """What stands before each value: the name of its line; without other lines, what is measured says more."""
+    """Return the label before each value: the name of its line; for a single line, the quantity, unless it is a %."""
     alone = len(chart.lines) == 1 and not chart.y.endswith("%")
     return [chart.y] if alone else [line.name for line in chart.lines]
 

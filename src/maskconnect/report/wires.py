@@ -65,7 +65,7 @@ class Wires:
 
     @property
     def unit(self) -> str:
-        """What a row of branches is called: a module of branches that are alike (ResNeXt), otherwise a layer."""
+        """The word for a row of branches: "module" if they are alike (ResNeXt), otherwise "layer"."""
         return "layer" if self.kinds else "module"
 
     @property

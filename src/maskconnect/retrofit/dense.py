@@ -47,7 +47,7 @@ class DenseStack(NamedStack):
 
     def __init__(self, layers: Mapping[str, nn.Module], *args: Any, **kwargs: Any) -> None:
         if INPUT in layers:
-            raise ConfigError(f"a layer is called {INPUT!r}, a name that the stack needs for itself; rename it.")
+            raise ConfigError(f"a layer is called {INPUT!r}, a name that the stack reserves; rename it.")
         super().__init__({INPUT: nn.Identity(), **layers}, *args, aggregation="concat", **kwargs)
         self.widths = widths_of(list(layers.values()))
 

@@ -101,7 +101,8 @@ def check_dense_block(block: nn.Module, path: str) -> None:
         if conv_of(layer).in_channels != sum(widths[:number]):
             raise ConfigError(
                 f"layer {number} of {path!r} reads {conv_of(layer).in_channels} channels, but the input of the block "
-                f"and the layers before it have {sum(widths[:number])}; its wiring cannot be learned."
+                f"and the layers before it have {sum(widths[:number])}; its wiring cannot be learned. "
+                "Leave this block out of path."
             )
     if not conv_of(layers[0]).weight.is_meta:
         with without_trace(block, probing=True):
@@ -134,19 +135,19 @@ def _check_on_input(block: nn.Module, layers: Sequence[nn.Module], path: str) ->
     except (TypeError, AttributeError, RuntimeError, ValueError) as error:
         raise ConfigError(
             f"the layers of {path!r} cannot read a list of features of shape {tuple(shape)}: "
-            f"{str(error).splitlines()[0]}"
+            f"{str(error).splitlines()[0].rstrip('.')}. Leave this block out of path."
         ) from None
     if not same:
         raise ConfigError(
             f"{path!r} is a {type(block).__name__} that does not return the concatenation of its input and the outputs "
-            "of its layers, as a dense block does; its wiring cannot be learned."
+            "of its layers, as a dense block does; its wiring cannot be learned. Leave this block out of path."
         )
     features = list(torch.split(whole(x), list(widths_of(layers)), dim=1))
     for number, layer in enumerate(layers[1:], start=2):
         if not all(_can_leave_out_others(layer, features[:number], k) for k in (0, number - 1)):
             raise ConfigError(
                 f"layer {number} of {path!r} reads its features in other ways than through norm1 and conv1, "
-                "so no feature can be left out; its wiring cannot be learned."
+                "so no feature can be left out; its wiring cannot be learned. Leave this block out of path."
             )
 
 

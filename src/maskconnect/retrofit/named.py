@@ -36,7 +36,7 @@ class NamedStack(KeepsNames):
         del self._modules["blocks"]
         for name, module in named.items():
             if hasattr(self, name):
-                raise ConfigError(f"a block is called {name!r}, a name that the stack needs for itself; rename it.")
+                raise ConfigError(f"a block is called {name!r}, a name that the stack reserves; rename it.")
             self.add_module(name, module)
         self.names = tuple(named)
 

@@ -154,7 +154,8 @@ def _container(model: nn.Module, path: str) -> nn.Module:
             )
     if "forward" in vars(found):
         raise ConfigError(
-            f"{path!r} has had its forward replaced by another, which a stack would not run. Restore its forward first."
+            f"the forward of {path!r} was replaced, and a stack would not run the new one. Restore it first: delete "
+            "the attribute `forward` of this module."
         )
     return found
 

@@ -79,7 +79,8 @@ class TapList(nn.Module):
         self._container_holds = own, tuple(container._parameters), tuple(container._buffers)
         for name in (*self._block_names, *container._parameters, *container._buffers, *own):
             if hasattr(self, name):
-                raise ConfigError(f"a block is called {name!r}, a name that the stack needs for itself; rename it.")
+                what = "a block" if name in self._block_names else "an attribute of the list"
+                raise ConfigError(f"{what} is called {name!r}, a name that the stack reserves; rename it.")
         for name, value in vars(container).items():
             if name in ("_parameters", "_buffers"):
                 getattr(self, name).update(value)

@@ -36,7 +36,7 @@ METADATA_METHODS = {
 
 @dataclass
 class Watch:
-    """What happened to one output."""
+    """The recorded uses of one output."""
 
     form: Form
     forms: Forms  # of the pass, for the decision

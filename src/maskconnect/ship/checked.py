@@ -21,6 +21,8 @@ from maskconnect.training.files import TEMPORARY, fsync_folder, write_atomically
 ALLOWED = 1e-4
 """The largest difference between the outputs of a file and the network, relative to the largest output."""
 
+OTHER_FORMAT = "Try the other format (--onnx or --pt2)."
+
 Run = Callable[..., Any]
 Runner = Callable[[Path], Run]
 """Loads a file, and returns a function that computes its outputs."""
@@ -53,7 +55,7 @@ def write_checked(place: Path, content: bytes, network: nn.Module, given: GivenI
         temporary.replace(place)
         fsync_folder(place.parent)
     except OSError as error:
-        raise CheckpointError(f"{place} cannot be written: {error.strerror or error}.") from None
+        raise CheckpointError(f"{place} cannot be written: {error.strerror or error}; choose another path.") from None
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -66,7 +68,9 @@ def _difference(network: nn.Module, runner: Runner, path: Path, given: GivenInpu
     try:
         run = runner(path)
     except Exception as error:  # runtimes raise many kinds of errors
-        raise MaskConnectError(f"the exported file cannot be run: {first_line(error)}.") from error
+        raise MaskConnectError(
+            f"the exported file cannot be run and was discarded: {first_line(error)}. {OTHER_FORMAT}"
+        ) from error
     largest = 0.0
     for number, case in enumerate((given, *given.others())):
         args, kwargs = case.arguments(case.values)
@@ -80,7 +84,8 @@ def _difference(network: nn.Module, runner: Runner, path: Path, given: GivenInpu
             found = case.call(run)
         except Exception as error:
             raise MaskConnectError(
-                f"the exported file cannot be run on {case.shapes()}: {first_line(error)}."
+                f"the exported file cannot be run on {case.shapes()} and was discarded: {first_line(error)}. "
+                f"{OTHER_FORMAT}"
             ) from error
         largest = max(largest, relative_difference(tree_leaves(expected), tree_leaves(found)))
     return largest

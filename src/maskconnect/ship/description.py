@@ -38,7 +38,7 @@ def write_description(folder: Path, content: dict[str, Any], files: list[str]) -
     except UnicodeEncodeError as error:
         found = shown(error.object[error.start :])
         raise ConfigError(
-            f"{found} in the name of a class is not valid text, which UTF-8 can encode. Rename the class."
+            f"{found} in the name of a class is not text that UTF-8 can encode. Rename the class."
         ) from None
     checksum = hashlib.sha256(text).hexdigest()
     write_atomically(folder / NAME, CHECKSUM.sub(f'"checksum": "{checksum}"'.encode(), text))
@@ -56,7 +56,9 @@ def read_description(folder: Path) -> dict[str, Any]:
         run = " It is the folder of a run; use `maskconnect prune`." if (folder / "recipe.toml").exists() else ""
         raise ConfigError(f"{folder} {found}; pass a folder that mc.save wrote, with a {NAME}.{run}") from None
     except OSError as error:
-        raise CheckpointError(f"{place} cannot be read: {error.strerror}.") from None
+        raise CheckpointError(
+            f"{place} cannot be read: {error.strerror}; make it readable, or use another copy."
+        ) from None
     try:
         found = parse_json(text)
     except ValueError as error:
@@ -69,7 +71,7 @@ def read_description(folder: Path) -> dict[str, Any]:
     try:
         _check_content(found)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{place} does not describe a network: {shown(error)}.") from None
+        raise CheckpointError(f"{place} does not describe a network: {shown(error)}. Use another copy.") from None
     for name, checksum in found["files"].items():
         _check_file(folder / name, checksum)
     return found

@@ -155,7 +155,10 @@ def _export(network: nn.Module, given: GivenInputs, place: Path, make: Make, run
     except MaskConnectError:
         raise
     except Exception as error:  # exporters raise many kinds of errors
-        raise MaskConnectError(f"this network cannot be exported: {first_line(error)}.") from error
+        raise MaskConnectError(
+            f"this network cannot be exported: {first_line(error)}. Check that the control flow of its forward does "
+            "not depend on the values of tensors."
+        ) from error
     return write_checked(place, content, original, given, runner)
 
 
@@ -168,7 +171,10 @@ def _outputs(network: nn.Module, given: GivenInputs) -> list[str]:
     except MaskConnectError:
         raise
     except Exception as error:  # networks raise many kinds of errors
-        raise ConfigError(f"the network cannot read {given.shapes()}: {first_line(error)}.") from None
+        raise ConfigError(
+            f"the network cannot read {given.shapes()}: {first_line(error)}. Pass an example (--input on the command "
+            "line) that it accepts."
+        ) from None
     if given.images and not isinstance(y, Tensor):
         name = next(iter(inspect.signature(network.forward).parameters), "x")
         raise ConfigError(

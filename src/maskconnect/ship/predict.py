@@ -95,7 +95,8 @@ def _likeliest(saved: Saved, x_NCHW: Tensor, top: int) -> list[tuple[Likely, ...
     except RuntimeError as error:
         size, reason = "x".join(map(str, x_NCHW.shape[1:])), str(error).splitlines()[0].rstrip(".")
         raise CheckpointError(
-            f"the network cannot read images of {size}, the size in its description: {reason}."
+            f"the network cannot read images of {size}, the size in its description: {reason}. Use another copy, or "
+            "save it again with the right preprocessing."
         ) from None
     classes = None if saved.classes is None else len(saved.classes)
     if scores.dim() != 2 or classes not in (None, scores.shape[1]):

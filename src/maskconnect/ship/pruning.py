@@ -22,7 +22,7 @@ from maskconnect.ship.saved import Saved
 
 @dataclass(frozen=True, kw_only=True)
 class Measures:
-    """What to measure, and for how long."""
+    """Measurements of a pruned network, and their limits."""
 
     draws: int = 200  # random wirings to compare with; 0: none
     batches: tuple[int, ...] = (1, 64)  # the batch sizes to time

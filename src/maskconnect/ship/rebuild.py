@@ -77,10 +77,11 @@ def rebuilt(described: Mapping[str, Any], tensors: dict[str, Tensor], into: nn.M
             f"{rewired[0]!r}, ...), as it was before it was pruned."
         )
     network = _built(described) if into is None else into
-    _compare_stacks(network, described, where)
+    fix = "Use another copy." if into is None else "Build the model with the same arguments as the saved one."
+    _compare_stacks(network, described, where, fix)
     if described["kind"] == "pruned" and any(isinstance(part, MaskedStack) for part in network.modules()):
-        network = _pruned(network if into is None else copy.deepcopy(into), described)
-    _check_tensors(network, tensors, where, dtypes=into is not None)
+        network = _pruned(network if into is None else copy.deepcopy(into), described, fix)
+    _check_tensors(network, tensors, where, fix, dtypes=into is not None)
     network.load_state_dict(tensors, assign=into is None)
     return network
 
@@ -96,29 +97,39 @@ def _built(described: Mapping[str, Any]) -> nn.Module:
     return network
 
 
-def _compare_stacks(network: nn.Module, described: Mapping[str, Any], where: str) -> None:
-    """Raise an error if the stacks of a model differ from the saved ones, except for wiring that is loaded."""
+def _compare_stacks(network: nn.Module, described: Mapping[str, Any], where: str, fix: str) -> None:
+    """Raise an error if the stacks of a model differ from the saved ones, except for wiring that is loaded.
+
+    `fix` says what the user can do about it.
+    """
     own = describe(network)
     pruned = own["kind"] == "pruned"
+    if pruned:
+        fix = f"{fix.rstrip('.')}, and do not prune it."
     keys = ("aggregation", "wiring", "steps", "arguments", "forms") if pruned else ("aggregation",)
     for name, stack in described["stacks"].items():
         found = own["stacks"].get(name)
         if found is None:
-            raise CheckpointError(f"{where} holds another network: the model has no stack {shown(name)}.")
+            raise CheckpointError(f"{where} holds another network: the model has no stack {shown(name)}. {fix}")
         for key in keys:
             if json.dumps(found.get(key)) != json.dumps(stack.get(key)):
-                raise CheckpointError(f"{where} holds another network: the {key} of the stack {shown(name)} differs.")
+                raise CheckpointError(
+                    f"{where} holds another network: the stack {shown(name)} differs in its {key}. {fix}"
+                )
     for key in ("fold", "merge") if pruned else ():
         if own[key] != described.get(key):
-            raise CheckpointError(f"{where} was not pruned as the model was: {key} is {described.get(key)} there.")
+            raise CheckpointError(
+                f"{where} was pruned with {key}={described.get(key)}, the model with {key}={own[key]}. Prune the model "
+                "with the same options."
+            )
 
 
-def _pruned(model: nn.Module, described: Mapping[str, Any]) -> nn.Module:
+def _pruned(model: nn.Module, described: Mapping[str, Any], fix: str) -> nn.Module:
     """Return the model, wired and pruned as described."""
     plans = {}
     for name, stack in stacks_of(model):
         if name not in described["stacks"]:
-            raise CheckpointError(f"the model has a stack {shown(name)}; the saved network does not.")
+            raise CheckpointError(f"the model has a stack {shown(name)}; the saved network does not. {fix}")
         stack.masks.fix(stack.layout.from_plain(described["stacks"][name]["wiring"], what="the saved wiring"))
         if isinstance(stack, TappedStack):
             read_forms_(stack, described["stacks"][name])
@@ -127,7 +138,7 @@ def _pruned(model: nn.Module, described: Mapping[str, Any]) -> nn.Module:
     return apply(model, plans, fold=described["fold"], merge=described["merge"])
 
 
-def _check_tensors(network: nn.Module, tensors: Mapping[str, Tensor], where: str, *, dtypes: bool) -> None:
+def _check_tensors(network: nn.Module, tensors: Mapping[str, Tensor], where: str, fix: str, *, dtypes: bool) -> None:
     """Raise an error if the tensors are not exactly those of the network."""
     own = network.state_dict()
     free = {
@@ -136,17 +147,18 @@ def _check_tensors(network: nn.Module, tensors: Mapping[str, Tensor], where: str
     for name in sorted((own.keys() | tensors.keys()) - free):
         if name not in own or name not in tensors:
             which = "the saved network" if name in tensors else "the model"
-            raise CheckpointError(f"{where} holds another network: only {which} has {name}.")
+            raise CheckpointError(f"{where} holds another network: only {which} has {name}. {fix}")
         theirs, ours = tensors[name], own[name]
         if theirs.shape != ours.shape:
             shapes = f"{tuple(theirs.shape)} there and {tuple(ours.shape)} in the model"
-            raise CheckpointError(f"{where} holds another network: {name} is {shapes}.")
+            raise CheckpointError(f"{where} holds another network: {name} is {shapes}. {fix}")
         if dtypes and theirs.dtype != ours.dtype:
+            how = f", for example with model.to({theirs.dtype})" if theirs.is_floating_point() else ""
             raise CheckpointError(
-                f"{where} has {name} in {theirs.dtype}, the model in {ours.dtype}; convert the model."
+                f"{where} has {name} in {theirs.dtype}, the model in {ours.dtype}; convert the model{how}."
             )
         if name.endswith(("masks.source", "masks.fan_in")) and not torch.equal(theirs.cpu(), ours.cpu()):
-            raise CheckpointError(f"{where} holds another network: {name} differs from the model's.")
+            raise CheckpointError(f"{where} holds another network: {name} differs from the model's. {fix}")
 
 
 def comes_back(model: nn.Module, described: Mapping[str, Any], tensors: dict[str, Tensor]) -> bool:

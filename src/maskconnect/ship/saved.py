@@ -71,7 +71,9 @@ def save(
     try:
         _write(Path(folder), described, tensors, mean)
     except OSError as error:
-        raise CheckpointError(f"{folder} cannot be written: {error.strerror or error}.") from None
+        raise CheckpointError(
+            f"{folder} cannot be written: {error.strerror or error}; choose another folder."
+        ) from None
 
 
 def load(folder: str | Path, into: nn.Module | None = None) -> nn.Module:
@@ -99,7 +101,10 @@ def _read(folder: Path, into: nn.Module | None) -> Saved:
         network = rebuilt(described, tensors, into, str(folder))
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
         reason = str(error).splitlines()[0] if str(error) else repr(error)
-        raise CheckpointError(f"{folder / NAME} does not describe a network that can be built: {reason}.") from None
+        fix = "Use another copy" + ("." if into is None else ", or build the model as the saved one was built.")
+        raise CheckpointError(
+            f"{folder / NAME} does not describe a network that can be built: {reason.rstrip('.')}. {fix}"
+        ) from None
     classes = described["classes"]
     return Saved(
         network=network.eval(),

@@ -22,7 +22,10 @@ def from_run(path: Path, device: str = "cpu") -> Saved:
     try:
         preprocessing = of_recipe(recipe, mean)
     except ConfigError as error:
-        raise CheckpointError(f"{path / INPUT} does not fit the recipe of the run: {error}") from None
+        reason = str(error).rstrip(".")
+        raise CheckpointError(
+            f"{path / INPUT} does not fit the recipe of the run: {reason}. Use another copy of the run."
+        ) from None
     machine = options.prepare(Options(device=device))
     network = trained_network(folder, recipe, len(classes), preprocessing.channels, machine)
     kind = "frozen" if all(masks.is_frozen for masks in masks_of(network)) else "learned"

@@ -78,6 +78,8 @@ def trained_network(folder: RunFolder, recipe: Recipe, classes: int, channels: i
     try:
         network.load_state_dict(folder.tensors(MODEL))
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
-        reason = cut(str(error).splitlines()[0])
-        raise CheckpointError(f"{folder.path / MODEL} does not fit the recipe of the run: {reason}") from None
+        reason = cut(str(error).splitlines()[-1].strip().rstrip("."))  # the first line of torch names only the class
+        raise CheckpointError(
+            f"{folder.path / MODEL} does not fit the recipe of the run: {reason}. Use another copy of the run."
+        ) from None
     return network.eval()

@@ -140,15 +140,19 @@ class Ranks:
 
     def check_draws(self, network: nn.Module, when: str) -> list[str]:
         """Return the checksum of masks and generators of each rank; an error if they differ."""
-        return self.check_same(digest_of_draws(network), f"{when}: rank {{}} drew different masks than rank 0")
+        return self.check_same(
+            digest_of_draws(network),
+            f"{when}: rank {{}} drew different masks than rank 0",
+            "Restart all ranks from the last checkpoint.",
+        )
 
-    def check_same(self, digest: str, complaint: str) -> list[str]:
+    def check_same(self, digest: str, complaint: str, remedy: str) -> list[str]:
         """Return the digest of every rank; an error, with the rank in the place of {}, if one differs from rank 0."""
         own = torch.frombuffer(bytearray.fromhex(digest), dtype=torch.uint8)
         found = [bytes(each[0].tolist()).hex() for each in self.gather(own[None])]
         for rank, each in enumerate(found):
             if each != found[0]:
-                raise MaskConnectError(f"{complaint.format(rank)} (checksums {each} and {found[0]}).")
+                raise MaskConnectError(f"{complaint.format(rank)} (checksums {each} and {found[0]}). {remedy}")
         return found
 
     def wait(self) -> None:
@@ -202,7 +206,7 @@ def join(device: str = "auto") -> Ranks:
         if own >= torch.cuda.device_count():
             there = torch.cuda.device_count()
             raise ConfigError(
-                f"this machine has {there} GPUs and more ranks than that; use fewer ranks, or --device cpu."
+                f"this machine has {there} GPUs and at least {own + 1} ranks; use fewer ranks, or --device cpu."
             )
         torch.cuda.set_device(own)
     try:
@@ -238,7 +242,7 @@ def averaged(network: nn.Module) -> nn.Module:
 
 
 def lost(error: BaseException) -> bool:
-    """Return whether an error means that another rank is gone."""
+    """Return whether an error means that another rank has stopped."""
     signs = ("connection closed by peer", "connection reset", "gloo", "nccl", "broken pipe", "timed out waiting")
     return isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in signs)
 

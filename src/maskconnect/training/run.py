@@ -77,7 +77,7 @@ def train(recipe: Recipe, out: Path, how: Options | None = None, show: Silent | 
         if ranks.count == 1 or not lost(error):
             raise
         raise LostRankError(
-            f"another rank is gone ({reason(error)}); start again to resume from the last checkpoint."
+            f"another rank has stopped ({reason(error)}); start again to resume from the last checkpoint."
         ) from None
     finally:
         folder.close()

@@ -50,14 +50,17 @@ class Saving:
         found = self.ranks.on_first(lambda: self.folder.checkpoints.latest(self.show.line))
         self.ranks.check_same(
             digest_of_plain(self.images.fingerprint()),
-            "rank {} has different images than rank 0; give all ranks the same data",
+            "rank {} has different images than rank 0",
+            "Give all ranks the same data.",
         )
         if found is None:
             if self.recipe.init_from is not None:
                 place = Path(self.recipe.init_from)
                 lines.append(self.ranks.together(lambda: load_weights(self.network, place)))
                 self.ranks.check_same(
-                    digest_of_weights(self.network), "--init-from: rank {} has different weights than rank 0"
+                    digest_of_weights(self.network),
+                    "--init-from: rank {} has different weights than rank 0",
+                    "Give all ranks the same files.",
                 )
             self.ranks.on_first(lambda: self.folder.open_metrics(0))
             self.ranks.on_first(lambda: self.folder.write_json(DATA, self.images.fingerprint()))
@@ -71,7 +74,7 @@ class Saving:
             self.board.first = step + 1
             lines.append(f"resuming from step {step:,} of {self.schedule.steps:,}")
             for difference in differences(saved["machine"], machine_of(self.how)):
-                lines.append(f"note: {difference}, so the result will not be bit-identical")
+                lines.append(f"note: {difference}, so the result will not be bitwise identical")
         for line in lines:
             self.show.line(line)
         self.folder.note_start(self.how, self.state.position.step)

@@ -95,7 +95,7 @@ def check_gradients(how):
 
 
 def check_checkpoint(how, folder):
-    """A run that resumes from torch.distributed.checkpoint is equal to the bit."""
+    """A run that resumes from torch.distributed.checkpoint is bitwise identical."""
     for cut in (3, 6):
         model = shard(build(), mesh=mesh)
         optimizer = made(model, how)
