@@ -13,16 +13,14 @@ from pathlib import Path
 
 import torch
 
+import maskconnect as mc
+
 CASES = {
     "mlp": ("learned", "as in the paper", "random", "full"),
     "transformer": ("learned", "as in the paper", "random", "prev", "full"),
     "convnet": ("learned", "as in the paper", "random", "prev", "full"),
 }
-PAPER = {
-    "connectivity": "learned",
-    "blend": False,
-    "mask_lr": 0.1,
-}  # masks are drawn, and learn from the plain gradient
+PAPER = {"how": mc.Draw(), "mask_lr": 0.1}  # masks are drawn, and learn from the plain gradient
 
 
 def main() -> None:

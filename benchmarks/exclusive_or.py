@@ -37,8 +37,8 @@ def main() -> None:
     cases += [(blended, "learned", 0.03, steps) for steps in (400, 1000, 2000)]
     print("| wiring | mask rate | steps | test accuracy % | found the pair |\n|---|---|---|---|---|")
     for name, connectivity, rate, steps in cases:
-        how = {"mask_lr": rate, "steps": steps, "blend": name == blended}
-        runs = [mlp.train(connectivity, seed=seed, **how) for seed in range(seeds)]
+        how = mc.Blend(steps=steps) if name == blended else mc.Draw()
+        runs = [mlp.train(connectivity, seed, how, rate, steps) for seed in range(seeds)]
         found = sum(mc.wiring_of(model)[1][0] == list(mlp.SIGNAL) for model, _ in runs)
         accuracies = " ".join(f"{100 * accuracy:.1f}" for _, accuracy in runs)
         learned = (f"{rate}", f"{found} of {seeds}") if connectivity == "learned" else ("", "")

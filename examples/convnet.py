@@ -34,16 +34,16 @@ def network(connectivity, seed, fan_in=3):
     return nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), stack, pool, nn.Linear(64, 10))
 
 
-def train(connectivity="learned", seed=0, mask_lr=0.03, epochs=12, blend=True):
-    """Learn for half of the epochs, freeze, then fine-tune at a tenth of the learning rate."""
+def train(connectivity="learned", seed=0, how=mc.Blend(steps=120), mask_lr=0.03):
+    """Learn for 6 epochs of 20 steps, freeze, then fine-tune for 6 epochs at a tenth of the learning rate."""
     digits = load_digits()
     x, y = torch.tensor(digits.images[:, None] / 8 - 1, dtype=torch.float32), torch.tensor(digits.target)
     torch.manual_seed(seed)
     model = network(connectivity, seed)
     optimizer = torch.optim.SGD(mc.param_groups(model, lr=0.05, mask_lr=mask_lr, weight_decay=1e-4), momentum=0.9)
-    mc.attach(optimizer, model, mc.Blend(steps=epochs // 2 * 20) if blend else mc.Draw())
-    for epoch in range(epochs):
-        if epoch == epochs // 2:
+    mc.attach(optimizer, model, how)
+    for epoch in range(12):
+        if epoch == 6:
             mc.freeze(model)
             optimizer.param_groups[0]["lr"] /= 10
         for index in torch.randperm(1000).split(50):

@@ -32,12 +32,12 @@ def batch(size, seed):
     return x, (total > 0).long()
 
 
-def train(connectivity="learned", seed=0, mask_lr=0.03, steps=400, blend=True):
+def train(connectivity="learned", seed=0, how=mc.Blend(steps=400), mask_lr=0.03, steps=400):
     torch.manual_seed(seed)
     reader = nn.Sequential(nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 2))
     model = mc.MaskedStack([[Window(k) for k in range(8)], [reader]], fan_in=2, connectivity=connectivity, seed=seed)
     optimizer = torch.optim.SGD(mc.param_groups(model, lr=0.1, mask_lr=mask_lr), momentum=0.9)
-    mc.attach(optimizer, model, mc.Blend(steps=steps) if blend else mc.Draw())
+    mc.attach(optimizer, model, how)
     for step in range(steps):
         x, y = batch(128, seed * steps + step)
         F.cross_entropy(model(x), y).backward()

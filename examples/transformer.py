@@ -35,15 +35,14 @@ def batch(size, generator):
     return tokens, (tokens[:, 1:] == tokens[:, :1]).any(dim=1).long()
 
 
-def train(connectivity="learned", seed=0, mask_lr=0.03, steps=300, blend=True, fan_in=2):
-    """Learn for two thirds of the steps, freeze, then fine-tune."""
+def train(connectivity="learned", seed=0, how=mc.Blend(steps=200), mask_lr=0.03, fan_in=2):
+    """Learn for 200 steps, freeze, then fine-tune for 100."""
     torch.manual_seed(seed)
     model, data = Encoder(connectivity, fan_in, seed), torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(mc.param_groups(model, lr=1e-3, mask_lr=mask_lr))
-    learning = 2 * steps // 3
-    mc.attach(optimizer, model, mc.Blend(steps=learning) if blend else mc.Draw())
-    for step in range(steps):
-        if step == learning:
+    mc.attach(optimizer, model, how)
+    for step in range(300):
+        if step == 200:
             mc.freeze(model)
         tokens, label = batch(64, data)
         F.cross_entropy(model(tokens), label).backward()

@@ -62,7 +62,7 @@ def test_the_comparison_is_found_in_what_examples_print():
     assert RESULT.findall(printed) == [("learned", "0.16"), ("evenly spaced", "8.5")]
 
 
-@pytest.mark.parametrize("how", [{}, {"blend": False, "mask_lr": 0.1}], ids=["blended", "as in the paper"])
+@pytest.mark.parametrize("how", [{}, {"how": mc.Draw(), "mask_lr": 0.1}], ids=["blended", "as in the paper"])
 @pytest.mark.parametrize("seed", range(5))
 def test_learning_finds_exactly_the_two_of_eight_sources_that_carry_signal(seed, how):
     example = load("mlp")
@@ -82,10 +82,10 @@ def test_without_the_mask_update_it_does_not_find_them(seed):
 def test_blending_finds_sources_that_matter_only_together_and_draws_do_not(monkeypatch):
     example = load("mlp")
     monkeypatch.setattr(example, "batch", partial(exclusive_or.batch, pair=example.SIGNAL))
-    model, accuracy = example.train(steps=1000)
+    model, accuracy = example.train(how=mc.Blend(steps=1000), steps=1000)
     assert mc.wiring_of(model)[1] == [list(example.SIGNAL)]
     assert accuracy > 0.9
-    assert example.train(steps=1000, blend=False, mask_lr=0.1)[1] < 0.6
+    assert example.train(how=mc.Draw(), mask_lr=0.1, steps=1000)[1] < 0.6
 
 
 @pytest.mark.parametrize("name", ["transformer", "convnet"])
