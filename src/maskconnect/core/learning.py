@@ -58,7 +58,7 @@ class Learning(ABC):
     """About how many evenly spaced images of a batch each mask gradient uses; None for all, as in the paper.
 
     Fewer images take less time in large batches; peak memory stays the same. This applies to the aggregations "mean",
-    "sum", "residual" and "stream". Other aggregations, and ResNeXt, always use all images."""
+    "sum", "residual" and "stream". Other aggregations, ResNeXt and compiled steps always use all images."""
 
     def __post_init__(self) -> None:
         if self.steps is not None:
