@@ -49,6 +49,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     place = args.results / f"{args.recipe.replace('/', '-')}.json"
     seeds = seeds_of(args.seeds)
+    if args.set and args.results == RESULTS and not args.show:
+        parser.error("--set changes the recipe; pass --results, a folder of its own, too")
     if not args.show:
         run_missing(args, place, seeds)
     found: Results = json.loads(place.read_text())
@@ -125,7 +127,7 @@ def summary(accuracy: dict[int, float]) -> str:
 def best_of(found: Results, row: str, count: int) -> tuple[str, ...]:
     """Return the best of `count` random wirings by validation accuracy, averaged over all ways to choose them."""
     runs = [(run["validation"], run["test"], run["seconds"]) for run in found[row].values()]
-    best = [max(some) for some in combinations(runs, count)]
+    best = [max(some, key=lambda run: run[0]) for some in combinations(runs, count)]
     validation, test = (f"{fmean(run[part] for run in best):.2f}" for part in (0, 1))
     return f"the best of {count}", "", validation, test, "", "", f"{count * median(run[2] for run in runs):.0f}"
 

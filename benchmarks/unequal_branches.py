@@ -243,7 +243,7 @@ def luck(found: Results) -> Table:
     """Return the test accuracy of the best of several random wirings, chosen on validation images."""
     runs = [(run["validation"], run["test"]) for run in found["Fixed-Random, K=2"].values()]
     counts = range(1, min(6, len(runs)) + 1)
-    means = [fmean(max(some)[1] for some in combinations(runs, count)) for count in counts]
+    means = [fmean(max(some, key=lambda run: run[0])[1] for some in combinations(runs, count)) for count in counts]
     learned = statistic(list(by_seed(found, "Learned, K=2, new, direction, blend", "test").values()))
     head = ("random wirings that are trained", *map(str, counts), "one learned")
     rows = (("test accuracy of the best, %", *(f"{mean:.2f}" for mean in means), f"{learned.mean:.2f}"),)

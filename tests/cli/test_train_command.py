@@ -307,8 +307,8 @@ def test_the_demo_says_what_learned_wiring_beats_and_what_beats_it():
     learned, *fixed = scores.values()
     over = dict(zip(list(ROWS)[1:], (paired_difference(learned, row) for row in fixed), strict=True))
     assert conclusion(over, {name: statistic(row) for name, row in scores.items()}) == (
-        "With these seeds, learned wiring is better than Fixed-Prev, and worse than Fixed-Random, and not "
-        "significantly different from Fixed-Full. The highest mean: Fixed-Random."
+        "With these seeds, learned wiring is better than Fixed-Prev; worse than Fixed-Random; not significantly "
+        "different from Fixed-Full. The highest mean: Fixed-Random."
     )
 
 

@@ -2,9 +2,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 from torch.nn import functional as F
 
 import maskconnect as mc
+from maskconnect.core import credit
 from maskconnect.core.align import align, aligns_via
 
 
@@ -111,3 +113,14 @@ def test_the_gradient_is_that_of_slicing_and_padding_in_the_layout_of_the_source
     assert found.stride() == source.stride()
     assert torch.autograd.gradcheck(lambda x: align(x, torch.Size((3, channels, 4, 4))), source)
     assert torch.autograd.gradgradcheck(lambda x: align(x, torch.Size((3, channels, 4, 4))) ** 2, source)
+
+
+def test_nothing_that_was_aligned_for_mask_gradients_outlives_the_backward_pass(monkeypatch):
+    made = []
+    monkeypatch.setattr(credit, "Aligned", lambda _original=credit.Aligned: made.append(_original()) or made[-1])
+    widths = [(3, 3), (3, 8), (8, 8), (8, 8), (8, 8)]
+    stack = mc.MaskedStack([nn.Conv2d(*pair, 1) for pair in widths], 1)
+    loss = stack(torch.randn(2, 3, 4, 4)).sum()
+    for _ in range(2):
+        loss.backward(retain_graph=True)
+        assert [aligned.latest for aligned in made] == [(None, {})]

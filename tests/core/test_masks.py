@@ -313,3 +313,34 @@ def test_the_steps_taken_are_those_of_the_buffer_however_it_changes():
         assert masks.steps_taken == steps + 1 == int(masks.progress)
         masks.progress.fill_(7)
         assert masks.steps_taken == 7
+
+
+def trained(stack, optimizer, steps):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        stack(X).square().sum().backward()
+        optimizer.step()
+    return stack
+
+
+def blending():
+    stack = learned()
+    optimizer = torch.optim.SGD(mc.param_groups(stack, lr=0.001, mask_lr=0.01))
+    mc.attach(optimizer, stack, mc.Blend(steps=100))
+    return stack, optimizer
+
+
+def test_a_copy_that_loads_a_state_knows_its_steps():
+    late = trained(*blending(), steps=90).state_dict()
+    twin = copy.deepcopy(trained(*blending(), steps=2))
+    twin.load_state_dict(late)
+    assert twin.masks.steps_taken == int(twin.masks.progress) == 90
+
+
+def test_an_average_of_a_stack_is_frozen_with_it():
+    stack = learned()
+    stack.load_state_dict(stack.state_dict())
+    average = torch.optim.swa_utils.AveragedModel(stack)
+    mc.freeze(stack)
+    average.update_parameters(stack)
+    assert average.module.masks.is_frozen

@@ -109,3 +109,25 @@ def test_it_allows_checkpointing_and_refuses_gradients_of_gradients(products):
     (first,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
     with pytest.raises(mc.ConnectivityError, match=r"mc\.reference"):
         first.sum().backward()
+
+
+def test_a_branch_with_a_share_of_zero_is_not_read(products):
+    """A product would multiply it by 0, which spoils everything if it is not finite."""
+    model = network()
+    how = mc.Blend(steps=1000, uniform_floor=0.0)
+    mc.attach(torch.optim.SGD(mc.param_groups(model, lr=0.1, mask_lr=0.1)), model, how)
+    with torch.no_grad():
+        model.masks.real[:, 1] = 0
+        for layer in list(model.blocks)[:-1]:
+            layer[1].bias.fill_(torch.inf)
+    model(torch.randn(2, 3, 5, 5, dtype=torch.float64)).sum().backward()
+    assert not products
+    read = [branch for layer in list(model.blocks)[:-1] for k, branch in enumerate(layer) if k != 1]
+    assert all(p.grad.isfinite().all() for branch in read for p in branch.parameters())
+
+
+def test_blended_layers_have_shapes_on_the_meta_device(products):
+    model = network().to("meta")
+    mc.attach(torch.optim.SGD(mc.param_groups(model, lr=0.1, mask_lr=0.1)), model, mc.Blend(steps=9))
+    assert model(torch.randn(2, 3, 5, 5, dtype=torch.float64, device="meta")).shape == (2, 3, 5, 5)
+    assert products

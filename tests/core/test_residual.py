@@ -372,3 +372,29 @@ def test_a_pair_is_not_kept_longer_than_somebody_reads_it(monkeypatch):
     assert max(kept) == 0
     stack_of(2, connectivity="random").eval()(X)
     assert 0 < max(kept) < 6
+
+
+def test_residual_blocks_run_in_inference_mode_on_the_meta_device():
+    stack = mc.MaskedStack(
+        [mc.Residual(nn.Linear(4, 4)) for _ in range(3)], connectivity="prev", aggregation="residual"
+    )
+    with torch.inference_mode():
+        assert stack.to("meta").eval()(torch.randn(2, 4, device="meta")).shape == (2, 4)
+
+
+def test_a_body_that_writes_over_its_input_is_found_after_an_input_that_is_not_a_number():
+    block = mc.Residual(nn.ReLU(inplace=True))
+    with torch.inference_mode():
+        block(torch.full((2,), torch.nan))
+        with pytest.raises(mc.ConnectivityError, match="changed its input in place"):
+            block(torch.tensor([-1.0, 2.0]))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_masks_do_not_learn_from_nested_tensors():
+    stack = mc.MaskedStack([nn.Linear(6, 6) for _ in range(4)], 2, aggregation="stream")
+    x = torch.nested.nested_tensor([torch.randn(2, 6), torch.randn(5, 6)], layout=torch.jagged)
+    for images in (None, 1):
+        mc.attach(torch.optim.SGD(mc.param_groups(stack, lr=0.1, mask_lr=0.1)), stack, mc.Draw(images=images))
+        with pytest.raises(mc.ConnectivityError, match=r"module 0 returned a nested tensor, .* Pad the inputs"):
+            stack(x)

@@ -135,3 +135,19 @@ def test_pairs_are_there_for_targets_with_other_fan_ins_if_no_running_sum_is_pos
         slow(x).float().square().sum().backward()
     for p, q in zip(stack.parameters(), slow.parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad, rtol=0.02, atol=0.02 * float(q.grad.abs().max()))
+
+
+class AddsInFloat32(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.linear(x.float())
+
+
+def test_sources_of_different_precision_are_sampled():
+    stack = mc.MaskedStack([AddsInFloat32() for _ in range(5)], 2, aggregation="stream")
+    mc.attach(torch.optim.SGD(mc.param_groups(stack, lr=0.1, mask_lr=0.1)), stack, mc.Draw(images=2))
+    stack(torch.randn(4, 4, dtype=torch.float64)).sum().backward()
+    assert stack.masks.real.grad.isfinite().all()

@@ -156,7 +156,7 @@ def test_a_file_that_cannot_be_run_is_not_left_behind(network, tmp_path, monkeyp
 
     monkeypatch.setattr(export, "_pt2_runner", fail)
     message = "the exported file cannot be run and was discarded: no such operator. Try the other format"
-    with pytest.raises(MaskConnectError, match=rf"^{message} \(--onnx or --pt2\)\.$"):
+    with pytest.raises(MaskConnectError, match=rf"^{message} \(ONNX or torch\.export\)\.$"):
         export_pt2(network, EXAMPLE, tmp_path / "a.pt2")
     assert not list(tmp_path.iterdir())
 

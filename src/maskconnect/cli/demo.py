@@ -126,13 +126,14 @@ def show_comparison(outcomes: list[Outcome]) -> None:
 
 def conclusion(over: Mapping[str, Difference], means: Mapping[str, Statistic]) -> str:
     """Return which fixed rules learned wiring beats, which beat it, which do not differ, and who is first."""
-    kinds: dict[str, list[str]] = {"better than": [], "worse than": [], "not significantly different from": []}
+    kinds: dict[str, list[str]] = {}
     for name, difference in over.items():
-        better, worse, neither = kinds.values()
-        (neither if not difference.significant else better if difference.mean > 0 else worse).append(short(name))
-    found = [f"{words} {' and '.join(names)}" for words, names in kinds.items() if names]
+        clear = "better than" if difference.mean > 0 else "worse than"
+        words = clear if difference.significant else "not significantly different from"
+        kinds.setdefault(words, []).append(short(name))
+    verdicts = [f"{words} {', '.join(names)}" for words, names in kinds.items()]
     first = short(max(means, key=lambda name: means[name].mean))
-    return f"With these seeds, learned wiring is {', and '.join(found)}. The highest mean: {first}."
+    return f"With these seeds, learned wiring is {'; '.join(verdicts)}. The highest mean: {first}."
 
 
 def short(name: str) -> str:

@@ -50,7 +50,7 @@ LONGEST_LINE = 4000
 
 ABOUT = """\
 Learn which modules of a network feed which others, then prune and export the result.
-Start with `maskconnect demo` (two to three minutes), or with `maskconnect train quick/digits`."""
+Start with `maskconnect demo` (about three minutes), or with `maskconnect train quick/digits`."""
 
 EXAMPLES = """\
 examples:

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from maskconnect.core.align import layout_of
 from maskconnect.core.credit import Seen, inner_products
+from maskconnect.core.host import copy_from_host_
 from maskconnect.core.reference import first_order, is_reference
 
 
@@ -243,7 +244,7 @@ class _StraightThrough(torch.autograd.Function):
     def forward(ctx: Any, real_TS: Tensor, mask_TS: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
         ctx.sizes, ctx.shape = sizes, real_TS.shape
         ctx.set_materialize_grads(False)
-        on_device_TS = torch.empty_like(real_TS).copy_(mask_TS, non_blocking=True)
+        on_device_TS = copy_from_host_(torch.empty_like(real_TS), mask_TS)
         return tuple(row[:size] for row, size in zip(on_device_TS.unbind(), sizes, strict=True))
 
     @staticmethod

@@ -24,7 +24,10 @@ from maskconnect.core.rows import Rows, fits, row_of
 
 @dataclass(eq=False)
 class Aligned:
-    """Sources in the shape of the target whose mask gradient is computed. The next target often has the same shape."""
+    """Sources in the shape of the target whose mask gradient is computed. The next target often has the same shape.
+
+    It is used in a backward pass only, and is empty after it.
+    """
 
     latest: tuple[Size | None, dict[Hashable, Tensor]] = field(default_factory=lambda: (None, {}))
 
@@ -35,6 +38,7 @@ class Aligned:
         known, made = self.latest
         if known != shape:
             self.latest = shape, made = shape, {}
+            torch.autograd.Variable._execution_engine.queue_callback(self.forget)  # at the end of this backward pass
         if key not in made:
             x = align(y, shape)
             assert x is not None
@@ -42,7 +46,7 @@ class Aligned:
         return made[key]
 
     def forget(self) -> None:
-        """Free what was aligned: targets before this one have larger outputs."""
+        """Free what was aligned."""
         self.latest = None, {}
 
 
@@ -70,9 +74,6 @@ class Listed:
         return x
 
     def _like(self, a: Tensor) -> list[Tensor]:
-        if a.is_nested or all(y.shape == a.shape for y in self.tensors):
-            self.aligned.forget()
-            return list(self.tensors)
         return [self.aligned.get(key, y, a.shape) for key, y in zip(self.keys, self.tensors, strict=True)]
 
 
@@ -164,7 +165,7 @@ class Sampler:
 
     def stride(self, y: Tensor) -> int:
         """Return the stride between the images that are sampled."""
-        if self.images is None or y.is_nested or not y.dim():
+        if self.images is None or not y.dim():
             return 1
         return max(1, -(-y.shape[0] // self.images))
 
@@ -183,7 +184,7 @@ class Sampler:
             stride, first = samples[0]
             tensors = tuple(y for _, y in samples)
             listed: Listed | InRows = Listed(keys, tensors, self.aligned)
-            if stride > 1 and all(map(fits, tensors)):
+            if stride > 1 and all(map(fits, tensors)) and len({y.dtype for y in tensors}) == 1:
                 wanted = first.shape if shape is None else Size((len(first), *shape[1:]))
                 listed = self._in_rows(number, keys, tensors, wanted) or listed
             found.append((factor, listed))

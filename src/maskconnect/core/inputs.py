@@ -37,12 +37,15 @@ class Inputs(Targets):
         return {j: x if readers[j].alive else detached(x) for j, x in zip(readers, inputs, strict=True)}
 
     def _mixed(self, number: int, outputs: Outputs) -> dict[int, Any]:
-        """Return the inputs of a layer with blended masks by one matrix product; empty if that is impossible."""
+        """Return the inputs of a layer with blended masks by one matrix product; empty if that is impossible.
+
+        Every branch must be read: a product would also read those whose share is zero.
+        """
         if self.rows is None or not self.layout.layered or self.aggregation not in ("mean", "sum"):
             return {}
         above, targets = self.layout.layers[number - 1], self.layout.layers[number]
         sources = [outputs.found[k] for k in above]
-        whole = all(self.candidates[j] == tuple(above) for j in targets)
+        whole = all(tuple(self.candidates[j]) == tuple(above) == tuple(self.masks.sources[j]) for j in targets)
         blended = all(self.masks.fan_in[j] < len(self.masks.sources[j]) for j in targets)
         if not (whole and blended and len(targets) > 1 and mixes(sources)):
             return {}

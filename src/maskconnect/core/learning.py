@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from maskconnect.core.budget import Budget
+from maskconnect.core.host import on_device
 from maskconnect.core.wiring import Layout
 from maskconnect.errors import ConfigError, integer, unknown_name
 
@@ -114,7 +115,7 @@ class Learning(ABC):
             return grad_TS
         if self.gradient == "none":
             return torch.zeros_like(grad_TS)
-        candidate_TS = candidate_TS.to(grad_TS.device, non_blocking=True)
+        candidate_TS = on_device(candidate_TS, grad_TS.device)
         count_T1 = candidate_TS.sum(dim=1, keepdim=True)
         if self.gradient == "rms":
             usual_TS = (square_TS / (1 - RMS_DECAY ** (steps + 1))).sqrt()

@@ -76,7 +76,8 @@ class SavedMasks(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()  # type: ignore[no-untyped-call]
-        return {**state, "generator": bytes(self.generator.get_state().tolist())}  # a generator cannot be pickled
+        generator = bytes(self.generator.get_state().tolist())  # a generator cannot be pickled
+        return {**state, "generator": generator, "_seen": None, "_counted": None}  # copies count changes anew
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         generator = torch.Generator()

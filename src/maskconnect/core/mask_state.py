@@ -114,7 +114,8 @@ class MaskState(SavedMasks):
     def fixed(self) -> BinaryMasks | None:
         """The frozen masks; None while masks are learned.
 
-        The buffers decide. Code that copies buffers (loading, weight averaging) may change them.
+        The buffers decide. Code that copies buffers (loading, weight averaging) may change them, except through
+        `.data`, whose changes torch does not count.
         """
         if torch.compiler.is_compiling() or self.frozen.is_meta:
             return self._fixed

@@ -13,6 +13,7 @@ from torch import Tensor
 from maskconnect.core.binary import BinaryMasks, read_masks, write_mask
 from maskconnect.core.budget import ROUNDING, Budget
 from maskconnect.core.fit import fit, smallest_cost
+from maskconnect.core.host import copy_from_host_
 from maskconnect.core.learning import Learning
 from maskconnect.core.mask_state import MaskState
 from maskconnect.core.sampling import largest, normalize_
@@ -36,9 +37,9 @@ class ConnectivityMasks(MaskState):
         """Draw from the given tensors instead of `real` and `binary`; both change in place."""
         real_TS = self.on_host(real)
         normalize_(real_TS, self.candidate_TS)
-        real.copy_(real_TS, non_blocking=True)  # nothing waits for a copy to the device
+        copy_from_host_(real, real_TS)
         masks = self.how.read(self, real_TS)
-        binary.copy_(masks.mask_TS if masks.top_TS is None else masks.top_TS, non_blocking=True)
+        copy_from_host_(binary, masks.mask_TS if masks.top_TS is None else masks.top_TS)
         return masks
 
     @torch.no_grad()

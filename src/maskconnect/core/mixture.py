@@ -14,6 +14,7 @@ Shape letters: T targets, S sources, P positions (all numbers of an output).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch import Size, Tensor
 
 from maskconnect.core.align import layout_of
 from maskconnect.core.credit import Sampler, sampled
+from maskconnect.core.host import on_device
 from maskconnect.core.reference import first_order, is_reference
 from maskconnect.core.rows import image_of, row_of
 
@@ -46,9 +48,14 @@ def mixture(
     """Return the input of each target: the sum of all sources, each times its mask entry, divided."""
     stride = sampler.stride(sources[0])
     seen = tuple(sampled(y, stride).clone() if stride > 1 else y.detach() for y in sources)
-    with torch.autocast(sources[0].device.type, enabled=False):  # the product has the dtype of the sources
+    with without_autocast(sources[0].device.type):  # the product has the dtype of the sources
         made: tuple[Tensor, ...] = _Mixture.apply(mask_TS, tuple(divisor_T), credit, stride, seen, *sources)  # type: ignore[no-untyped-call]
     return made
+
+
+def without_autocast(kind: str) -> AbstractContextManager[Any]:
+    """Turn autocast off for a kind of device; the meta device has none."""
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
 
 class _Mixture(torch.autograd.Function):
@@ -62,7 +69,7 @@ class _Mixture(torch.autograd.Function):
         seen: tuple[Tensor, ...],
         *sources: Tensor,
     ) -> tuple[Tensor, ...]:
-        ctx.divisor_T1 = torch.tensor(divisor_T, dtype=mask_TS.dtype)[:, None].to(mask_TS.device, non_blocking=True)
+        ctx.divisor_T1 = on_device(torch.tensor(divisor_T, dtype=mask_TS.dtype, device="cpu")[:, None], mask_TS.device)
         ctx.credit, ctx.stride, ctx.layout = credit, stride, layout_of(sources[0])
         ctx.like = sources[0].shape, sources[0].dtype
         ctx.save_for_backward(mask_TS, *seen)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -173,6 +173,16 @@ class Outputs:
         for key in [] if self.pairs else list(self.aligned):  # joined pairs have readers of their own
             if k == (key[0] if isinstance(key, tuple) else key):
                 del self.aligned[key]
+
+    def check_not_nested(self, sources: Iterable[int]) -> None:
+        """Raise an error if a source is a nested tensor, of which there is no inner product."""
+        for k in sources:
+            y = self.found[k][0] if self.pairs and self.found[k] else self.found[k]
+            if isinstance(y, Tensor) and y.is_nested:
+                raise ConnectivityError(
+                    f"{self.layout.name(k)} returned a nested tensor, from which masks cannot learn. Pad the inputs "
+                    "while masks learn; frozen masks may read nested tensors."
+                )
 
     def _no_tensor(self, k: int, y: Any) -> ConnectivityError:
         if k == INPUT:

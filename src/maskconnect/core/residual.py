@@ -64,17 +64,23 @@ class Residual(nn.Module):
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Pair:
         """Return F(x) and S(x); further arguments go to F."""
         before, copy = version_of(x), None
-        if not torch.compiler.is_compiling() and not self._input_stays and x.is_inference() and not x.is_nested:
+        if not self._input_stays and is_plain(x) and x.is_inference():
             copy = x.clone()  # because torch counts no changes in inference mode
         residual = self.residual(x, *args, **kwargs)
-        if version_of(x) != before or (copy is not None and not torch.equal(x, copy) and not x.isnan().any()):
+        changed = copy is not None and not torch.equal(x.nan_to_num(), copy.nan_to_num())
+        if changed or version_of(x) != before:
             raise ConnectivityError(
                 "the body of an mc.Residual changed its input in place, which its shortcut reads too; use "
                 "inplace=False in the first layer of the body."
             )
-        if copy is not None:
+        if copy is not None and not copy.isnan().any():
             self._input_stays = True
         return Pair(residual, self.shortcut(x))
+
+
+def is_plain(x: Any) -> bool:
+    """Return whether x is a tensor whose values can be compared: no nested, meta, fake or traced one."""
+    return type(x) is Tensor and not (x.is_nested or x.is_meta or torch.compiler.is_compiling())
 
 
 def version_of(x: Any) -> int:

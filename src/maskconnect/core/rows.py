@@ -32,7 +32,7 @@ class Rows:
 
     def products(self, a: Tensor, count: int) -> Tensor:
         """Return <a, y> for each of the first `count` tensors."""
-        a_P = row_of(a, self.layout)
+        a_P = row_of(a, self.layout).to(self.blocks[0].dtype)
         return torch.cat([torch.mv(block_RP, a_P) for block_RP in self._first(count)])
 
     def join(self, weight_R: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from maskconnect.core.host import on_device
 from maskconnect.data import randomness
 from maskconnect.data.augment import GEOMETRY, NUMBERS, Augmentation, pixel_mean, prepare
 from maskconnect.data.decode import decode
@@ -122,7 +123,7 @@ class Batches:
         for items in _loaded(pictures, [part.tolist() for part in parts], self.workers):
             images = torch.stack([image for image, _ in items]) if items else torch.empty(0, 3, *[self.plan.size] * 2)
             labels = torch.tensor([label for _, label in items], dtype=torch.int64)
-            yield images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
+            yield on_device(images, self.device), on_device(labels, self.device)
 
 
 def _loaded(pictures: Pictures, parts: Any, workers: int) -> Iterator[list[tuple[Tensor, int]]]:

@@ -21,7 +21,7 @@ from maskconnect.training.files import TEMPORARY, fsync_folder, write_atomically
 ALLOWED = 1e-4
 """The largest difference between the outputs of a file and the network, relative to the largest output."""
 
-OTHER_FORMAT = "Try the other format (--onnx or --pt2)."
+OTHER_FORMAT = "Try the other format (ONNX or torch.export)."
 
 Run = Callable[..., Any]
 Runner = Callable[[Path], Run]

@@ -91,9 +91,10 @@ def prepare(options: Options, *, tune_allocator: bool = True) -> Machine:
 
 
 def keep_memory() -> bool:
-    """Make the C library keep large freed blocks; return whether that worked.
+    """Make the C library keep large freed blocks of memory; return whether that worked (Linux with glibc).
 
-    Otherwise every step requests the same blocks from the system again, which takes a tenth of a learning step.
+    Call it once, before the first step, if you train on a CPU. Otherwise every step requests the same blocks from the
+    system again, which takes about a tenth of a learning step. `maskconnect train` calls it.
     """
     trim_threshold, most_mapped, never = -1, -4, 2**31 - 1
     try:
