@@ -3,7 +3,10 @@
 import programs
 import pytest
 import runs
+import torch
+from recordings import TwoStacks, optimizer_of, train
 
+import maskconnect as mc
 from maskconnect.report.runs import read_run
 from maskconnect.report.write import write_page
 
@@ -40,6 +43,19 @@ def mixed(tmp_path_factory):
     place = tmp_path_factory.mktemp("mixed")
     runs.run(runs.tiny(place, *runs.MIXED), place / "run")
     return read_run(place / "run")
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    """A recording of two epochs of learning and one of fine-tuning, and its model."""
+    torch.manual_seed(0)
+    model = TwoStacks()
+    optimizer = optimizer_of(model, steps=6, decay=True)
+    with mc.Recorder(model, tmp_path / "mine", optimizer=optimizer, every=2) as recorder:
+        train(model, optimizer, recorder, epochs=2)
+        mc.freeze(model)
+        train(model, optimizer, recorder, epochs=1, accuracy=0.75)
+    return tmp_path / "mine", model
 
 
 @pytest.fixture(scope="session")

@@ -1,68 +1,19 @@
 """`mc.Recorder`: your own training loop, recorded and shown."""
 
 import json
-import signal
-import subprocess
-import sys
 from textwrap import dedent
 
 import pytest
 import torch
+from recordings import TwoStacks, lines, optimizer_of, shown_wiring, shuffled, train
 from torch import nn
 
 import maskconnect as mc
 from maskconnect.core.lookup import masks_of
 from maskconnect.report import charts
+from maskconnect.report.page import page
 from maskconnect.report.recorded import find_all, read_any
 from maskconnect.report.recorder import Recorder
-
-
-class TwoStacks(nn.Module):
-    """A chain of unlike blocks, and layers of equal ones."""
-
-    def __init__(self):
-        super().__init__()
-        blocks = [nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)]
-        self.chain = mc.MaskedStack(blocks, fan_in=2)
-        self.layers = mc.MaskedStack([[nn.Linear(4, 4) for _ in range(3)] for _ in range(3)], fan_in=1)
-
-    def forward(self, x):
-        return self.layers(self.chain(x))
-
-
-def optimizer_of(model, **how):
-    optimizer = torch.optim.SGD(mc.param_groups(model, lr=0.1, mask_lr=0.05))
-    mc.attach(optimizer, model, mc.Blend(**how) if how else None)
-    return optimizer
-
-
-def train(model, optimizer, recorder, *, epochs, steps=3, accuracy=0.5):
-    for _ in range(epochs):
-        for _ in range(steps):
-            loss = model(torch.randn(8, 4)).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            recorder.step(loss=loss)
-        recorder.epoch(accuracy=accuracy)
-
-
-def lines(place, kind="epoch"):
-    found = map(json.loads, (place / "metrics.jsonl").read_text().splitlines())
-    return [line for line in found if line["kind"] == kind]
-
-
-@pytest.fixture
-def recorded(tmp_path):
-    """A recording of two epochs of learning and one of fine-tuning, and its model."""
-    torch.manual_seed(0)
-    model = TwoStacks()
-    optimizer = optimizer_of(model, steps=6, decay=True)
-    with mc.Recorder(model, tmp_path / "mine", optimizer=optimizer, every=2) as recorder:
-        train(model, optimizer, recorder, epochs=2)
-        mc.freeze(model)
-        train(model, optimizer, recorder, epochs=1, accuracy=0.75)
-    return tmp_path / "mine", model
 
 
 def test_the_files_are_those_of_a_run(recorded):
@@ -131,73 +82,50 @@ def test_means_are_over_the_steps_of_an_epoch_and_any_value_has_a_chart(tmp_path
     assert "rates" not in by_key
 
 
-def test_a_folder_is_never_overwritten_unless_it_is_resumed(recorded):
-    place, model = recorded
-    before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
-    with pytest.raises(mc.ConfigError, match="already holds a recording of 3 epochs; pass resume=True"):
-        mc.Recorder(model, place)
-    with pytest.raises(mc.ConfigError, match="a recording of another model"):
-        mc.Recorder(mc.resnet(14, 10, fan_in=2), place, resume=True)
-    with pytest.raises(mc.ConfigError, match=r"resume is 4; it must be from 0 to 3"):
-        mc.Recorder(model, place, resume=4)
-    assert {path: path.read_bytes() for path in place.rglob("*") if path.is_file()} == before
-    (place.parent / "thesis").mkdir()
-    (place.parent / "thesis/thesis.tex").write_text("x")
-    with pytest.raises(mc.ConfigError, match="is not empty and holds no recording"):
-        mc.Recorder(model, place.parent / "thesis", resume=True)
-
-
-def test_a_recording_resumes_after_its_last_epoch_or_an_earlier_one(recorded):
-    place, model = recorded
-    with mc.Recorder(model, place, resume=True) as recorder:
-        assert not (place / "summary.json").exists(), "the run has not ended"
-        recorder.step(loss=1.0)
-        recorder.epoch(accuracy=0.6)
-    assert [line["epoch"] for line in lines(place)] == [1, 2, 3, 4]
-    summary = json.loads((place / "summary.json").read_text())
-    assert (summary["steps"], summary["freeze"], summary["best"]["epoch"]) == (10, 2, 3)
-    with mc.Recorder(TwoStacks(), place, resume=1) as recorder:
-        recorder.epoch()
-    assert [line["epoch"] for line in lines(place)] == [1, 2]
-    assert [frame.epoch for frame in read_any(place).frames] == [0, 1, 2]
-    assert json.loads((place / "summary.json").read_text())["freeze"] is None
-    with mc.Recorder(model, place.parent / "new", resume=True) as recorder:
-        recorder.epoch()
-    assert read_any(place.parent / "new").done == 1, "with nothing to resume, it starts"
-
-
-KILLED = """
-import os, signal, sys, torch, maskconnect as mc
-torch.manual_seed(0)
-model = mc.MaskedStack([torch.nn.Linear(2, 2) for _ in range(4)], fan_in=1)
-recorder = mc.Recorder(model, sys.argv[1], every=1)
-for epoch in range(3):
-    recorder.step(loss=float(epoch))
-    recorder.epoch(accuracy=0.1 * epoch)
-recorder.step(loss=9.0)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_a_process_that_is_killed_loses_only_its_epoch(tmp_path):
-    done = subprocess.run([sys.executable, "-c", KILLED, tmp_path / "run"], check=False, timeout=120)
-    assert done.returncode == -signal.SIGKILL
-    with (tmp_path / "run/metrics.jsonl").open("a") as file:
-        file.write('{"kind": "ep')
-    run = read_any(tmp_path / "run")
-    assert (run.done, run.summary) == (3, None)
+@pytest.mark.parametrize("freezes", [True, False])
+@pytest.mark.parametrize("trains_on", [True, False])
+def test_the_page_shows_the_wiring_of_a_checkpoint_that_was_loaded_at_the_end(tmp_path, freezes, trains_on):
     torch.manual_seed(0)
-    model = mc.MaskedStack([nn.Linear(2, 2) for _ in range(4)], fan_in=1)
-    with mc.Recorder(model, tmp_path / "run", resume=True) as recorder:
-        recorder.epoch(accuracy=0.9)
-    assert [line["epoch"] for line in lines(tmp_path / "run")] == [1, 2, 3, 4]
-    assert len(lines(tmp_path / "run", "step")) == 3, "the step of the lost epoch is gone"
-
-
-def test_two_recorders_do_not_share_a_folder(tmp_path):
     model = TwoStacks()
-    with mc.Recorder(model, tmp_path / "run"), pytest.raises(mc.ConfigError, match="another process records in"):
-        mc.Recorder(model, tmp_path / "run", resume=True)
+    with mc.Recorder(model, tmp_path / "run") as recorder:
+        recorder.step(loss=1.0)
+        recorder.epoch()
+        model.load_state_dict(shuffled(model))
+        if freezes:
+            mc.freeze(model)
+        if trains_on:
+            recorder.step(loss=1.0)
+    assert shown_wiring(tmp_path / "run") == mc.wiring_of(model)
+    assert json.loads((tmp_path / "run/wiring.json").read_text()) == mc.wiring_of(model)
+    assert read_any(tmp_path / "run").freeze == (1 if freezes else None)
+    assert [frame.epoch for frame in read_any(tmp_path / "run").frames] == (
+        [0, 1, 2] if trains_on > freezes else [0, 1]
+    )
+
+
+def test_recorded_and_trained_runs_are_found_side_by_side_at_any_depth(tmp_path):
+    names = "demo/a/recipe.toml", "demo/b/c/recording.json", "mine/recording.json", ".old/recording.json"
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+    assert find_all([tmp_path]) == [tmp_path / name for name in ("demo/a", "demo/b/c", "mine")]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(mc.ConfigError, match=r"neither it nor a folder in it has a recipe\.toml or recording\.json"):
+        find_all([tmp_path, tmp_path / "empty"])
+
+
+def test_a_run_without_an_epoch_has_no_slider(tmp_path):
+    model = TwoStacks()
+    with mc.Recorder(model, tmp_path / "run") as recorder:
+        assert "type=range" not in page([read_any(tmp_path / "run")])
+        recorder.epoch()
+        assert "type=range min=0 max=1 value=1" in page([read_any(tmp_path / "run")])
+
+
+def test_an_accuracy_in_percent_has_no_digits_of_its_conversion(tmp_path):
+    with mc.Recorder(TwoStacks(), tmp_path / "run") as recorder:
+        recorder.epoch(accuracy=0.55)
+    assert lines(tmp_path / "run")[0]["test"] == {"top1": 55.0}
 
 
 def test_an_error_in_the_loop_leaves_a_run_that_has_not_ended(tmp_path):
@@ -294,29 +222,6 @@ def test_what_cannot_be_recorded_is_said_at_once(tmp_path):
     with pytest.raises(mc.ConfigError, match="cannot be written"):
         mc.Recorder(TwoStacks(), tmp_path / "file")
     assert not (tmp_path / "run").exists()
-
-
-DAMAGE = {
-    "a description that is cut": lambda run: (run / "recording.json").write_text("{"),
-    "a description of another kind": lambda run: (run / "recording.json").write_text('{"model": 3, "stacks": []}'),
-    "candidates that cannot be": lambda run: (run / "recording.json").write_text(
-        (run / "recording.json").read_text().replace('"layered": true', '"layered": false')
-    ),
-    "no masks": lambda run: [path.unlink() for path in (run / "masks").iterdir()],
-    "masks that are cut": lambda run: (run / "masks/epoch-0001.safetensors").write_bytes(b"x"),
-    "metrics of another kind": lambda run: (run / "metrics.jsonl").write_text("[1]\n"),
-    "a summary of words": lambda run: (run / "summary.json").write_text('{"epochs": "many"}'),
-}
-
-
-@pytest.mark.parametrize("how", DAMAGE, ids=str)
-def test_a_damaged_recording_is_one_sentence(recorded, type_in, how):
-    place, _ = recorded
-    DAMAGE[how](place)
-    code, _, errors = type_in("report", place, "--no-figures")
-    assert code == 2
-    assert errors.splitlines()[-1].startswith("error: ")
-    assert str(place) in errors
 
 
 def test_the_example_in_the_docstring_runs(tmp_path, monkeypatch):

@@ -135,7 +135,7 @@ def test_nothing_else_is_overwritten(folder, type_in, tmp_path):
     ("words", "sentence"),
     [
         (["nowhere"], "nowhere does not exist; pass a run folder"),
-        (["."], ". holds no run: neither it nor a folder in it has a recipe.toml"),
+        (["."], ". holds no run: neither it nor a folder in it has a recipe.toml or recording.json"),
         ([], "missing: RUN"),
         (["a", "--outt", "b"], "did you mean --out?"),
     ],

@@ -36,4 +36,5 @@ class Means:
         accuracy = found.get("accuracy", 0.0)
         if accuracy < 0 or accuracy > 1 + 1e-6:
             raise ConfigError(f"accuracy is {accuracy:.6g}; it must be between 0 and 1. Divide a percentage by 100.")
-        return found | ({"accuracy": 100 * min(accuracy, 1.0)} if "accuracy" in found else {})
+        percent = round(100 * min(accuracy, 1.0), 10)  # 100 * 0.55 is 55.00000000000001
+        return found | ({"accuracy": percent} if "accuracy" in found else {})

@@ -157,9 +157,9 @@ def _player(run: Run, stack: Stack, number: int) -> str:
     )
     controls = (
         '<div class=controls><button type=button class=play aria-label="Play training">▶</button>'
-        f"<div class=track><div class=phases></div><input type=range min=0 max={max(1, run.done)} value={run.done} "
+        f"<div class=track><div class=phases></div><input type=range min=0 max={run.done} value={run.done} "
         'step=1 aria-label="Epoch"></div><output></output></div>'
-        if stack.wires.learned
+        if stack.wires.learned and run.done
         else ""
     )
     title = f"<h4>{html.escape(stack.name)}</h4>" if stack.name else ""

@@ -16,7 +16,7 @@ from maskconnect.report.history import Band, Frame, Run, Stack
 from maskconnect.report.recording import RECORDING
 from maskconnect.report.runs import checked_masks, mask_files, one_error, read_run
 from maskconnect.report.wires import fixed_wires, learned_wires
-from maskconnect.training.folder import METRICS, SUMMARY, RunFolder, find_runs
+from maskconnect.training.folder import METRICS, RUN, SUMMARY, RunFolder, find_runs
 from maskconnect.training.run_files import COUNT, NOTHING, NUMBER, PERCENT, SECONDS, SOME, TEXT, Kind, read_plain
 
 YES_OR_NO = Kind("true or false", lambda found: isinstance(found, bool))
@@ -108,17 +108,7 @@ def is_recorded(path: Path) -> bool:
 
 def find_all(places: Sequence[Path]) -> list[Path]:
     """All run folders that are named: each is a run itself, or a folder of runs."""
-    found: list[Path] = []
-    for place in places:
-        if is_recorded(place):
-            found.append(place)
-            continue
-        is_run = (place / "recipe.toml").exists()
-        inside = [] if is_run else sorted(child.parent for child in place.glob(f"*/{RECORDING}"))
-        if is_run or not inside or any(place.glob("*/recipe.toml")):
-            found += find_runs([place])
-        found += inside
-    return list({path.resolve(): path for path in found}.values())
+    return find_runs(places, (*RUN, RECORDING))
 
 
 def read_any(path: Path) -> Run:

@@ -23,10 +23,10 @@ from torch.optim import Optimizer
 
 from maskconnect.core.count import count_parameters, pruned_parameters
 from maskconnect.core.lookup import masks_of, wiring_of
-from maskconnect.core.metrics import changes, connections, mask_entropy
+from maskconnect.core.metrics import mask_entropy
 from maskconnect.errors import ConfigError, integer
 from maskconnect.report.means import Means, Value
-from maskconnect.report.recording import Recording, describe, learning_rates
+from maskconnect.report.recording import Recording, describe, learning_rates, new_connections, used
 from maskconnect.training.folder import SUMMARY, WIRING
 
 OWN = {"kind", "epoch", "step", "lr", "mask_lr", "mask_decay", "mask_entropy"}
@@ -45,7 +45,8 @@ class Recorder:
         optimizer: records the learning rates of this optimizer; that of the masks, if they have their own group, as
             `mc.param_groups` makes it.
         resume: True continues after the last complete epoch in `folder`, and starts a new recording if there is none.
-            A number keeps that many epochs and discards later ones: use it after you load an older checkpoint.
+            A number keeps that many epochs and discards later ones, for an older checkpoint. Load the checkpoint
+            before the first step.
         every: the number of steps per line of metrics.
 
     Example:
@@ -70,6 +71,8 @@ class Recorder:
     ) -> None:
         if integer("every", every) < 1:
             raise ConfigError(f"every is {every}; it must be 1 or more.")
+        if not isinstance(resume, bool) and (resume := integer("resume", resume)) < 0:
+            raise ConfigError(f"resume is {resume}; it must be True, False, or the number of epochs to keep.")
         self.model, self.optimizer, self.every = model, optimizer, every
         described, self._masks = describe(model), masks_of(model)
         self._learned = any(masks.learned for masks in self._masks)
@@ -79,22 +82,28 @@ class Recorder:
         self._best: dict[str, Any] | None = None
         self._interval, self._epoch = Means(), Means()
         self._recording: Recording | None = None
-        self._closed = False
+        self._closed = self._resumed = False
+        self._used = used(model)
         if not dist.is_initialized() or dist.get_rank() == 0:
             self._recording = Recording(Path(folder), described, resume)
-            self._begin(self._recording)
-        self._top, self._since = connections(model), time.monotonic()
+            try:
+                self._begin(self._recording)
+            except BaseException:
+                self._release()
+                raise
+        self._since = time.monotonic()
 
     def _begin(self, recording: Recording) -> None:
-        """Continue after the epochs that the folder holds."""
+        """Continue after the epochs that the folder holds. The model may get its weights and masks only later."""
         for line in recording.epochs:
             self._epochs, self._steps, self._seconds = line["epoch"], line["step"], line["seconds"]
             self._freeze, self._test = line["freeze"], dict(line["test"])
             self._note_best()
-        if not all(masks.is_frozen for masks in self._masks):
-            self._freeze = None
+        self._resumed = bool(recording.epochs)
         recording.note_start(self.model, self._steps)
-        if not recording.epochs:
+        if self._resumed:
+            self._used = recording.used
+        else:
             recording.keep_masks(self.model, 0)
 
     def step(self, **values: Value) -> None:
@@ -126,20 +135,18 @@ class Recorder:
         results = Means()
         results.add(values)
         test, train = results.take(), self._epoch.take()
+        self._note_freeze(self._epochs + 1)
         self._epochs, self._interval = self._epochs + 1, Means()
-        self._note_freeze(self._epochs)
         self._test = {key: test[name] for name, key in (("loss", "loss"), ("accuracy", "top1")) if name in test}
         self._note_best()
         names = sorted({*train, *test} - {"loss", "accuracy"})
         line = {"kind": "epoch", **self._place(self._epochs), "seconds": self._time(), "freeze": self._freeze}
         line |= {name: train.get(name) for name in ("loss", "accuracy")} | {"test": self._test}
         line |= {"more": {name: [train.get(name), test.get(name)] for name in names}}
-        if self._learned and (self._freeze is None or self._freeze >= self._epochs):
-            top, before = connections(self.model), self._top
-            line |= {"mask_entropy": mask_entropy(self.model), "top_changes": changes(before, top)}
-            self._top = top
-            if self._recording is not None:
-                self._recording.keep_masks(self.model, self._epochs)
+        if self._learns():
+            before, self._used = self._used, used(self.model)
+            line |= {"mask_entropy": mask_entropy(self.model), "top_changes": new_connections(before, self._used)}
+            self._keep_masks()
         self._write(line)
         if self._recording is not None:
             self._recording.folder.metrics_size()  # which waits until the line is on the disk
@@ -151,9 +158,18 @@ class Recorder:
         """
         if self._closed:
             return
+        try:
+            self._end()
+        finally:
+            self._release()
+
+    def _end(self) -> None:
         if self._epoch.count:
             self.epoch()
+        idle = self._resumed  # nothing was recorded, so perhaps no checkpoint was loaded
         self._note_freeze(self._epochs)
+        if self._learns() and not idle:  # the model may hold an earlier checkpoint by now
+            self._keep_masks()
         if self._recording is not None:
             counts, pruned = count_parameters(self.model), pruned_parameters(self.model)
             summary: dict[str, Any] = {"epochs": self._epochs, "steps": self._steps, "freeze": self._freeze}
@@ -161,7 +177,6 @@ class Recorder:
             summary |= {"parameters": counts._asdict() | {"pruned": pruned.transitive}}
             self._recording.folder.write_json(WIRING, wiring_of(self.model))
             self._recording.folder.write_json(SUMMARY, summary)
-        self._release()
 
     def __enter__(self) -> Recorder:
         return self
@@ -190,8 +205,22 @@ class Recorder:
         return round(self._seconds + time.monotonic() - self._since, 3)
 
     def _note_freeze(self, epoch: int) -> None:
-        if self._freeze is None and self._learned and all(masks.is_frozen for masks in self._masks):
+        frozen = all(masks.is_frozen for masks in self._masks)
+        if self._resumed and not frozen:
+            self._freeze = None  # the masks of the checkpoint that was loaded still learn
+        self._resumed = False
+        if self._freeze is None and self._learned and frozen:
             self._freeze = epoch
+            if epoch == self._epochs:  # they may have changed since its end, as by loading a checkpoint
+                self._keep_masks()
+
+    def _learns(self) -> bool:
+        """Whether masks learned in the current epoch, so its wiring is kept."""
+        return self._learned and (self._freeze is None or self._freeze >= self._epochs)
+
+    def _keep_masks(self) -> None:
+        if self._recording is not None:
+            self._recording.keep_masks(self.model, self._epochs)
 
     def _note_best(self) -> None:
         top1 = self._test.get("top1")

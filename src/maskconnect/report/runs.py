@@ -5,6 +5,7 @@ A run that has not ended is read up to its last complete epoch.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -194,9 +195,9 @@ def _frames(folder: RunFolder, recipe: Recipe, layout: Layout, last: int | None)
 
 
 def mask_files(path: Path) -> dict[int, str]:
-    """The files of masks in a run folder, by epoch, in order."""
-    found = {int(f.stem.removeprefix("epoch-")): f"masks/{f.name}" for f in path.glob("masks/epoch-*.safetensors")}
-    return dict(sorted(found.items()))
+    """The files of masks in a run folder, by epoch, in order; a copy such as `epoch-0001 (1)` is left out."""
+    names = ((re.fullmatch(r"epoch-(\d+)", file.stem), file.name) for file in path.glob("masks/*.safetensors"))
+    return dict(sorted((int(match[1]), f"masks/{name}") for match, name in names if match))
 
 
 def checked_masks(found: Tensor, shape: tuple[int, ...], name: str) -> Tensor:

@@ -48,6 +48,8 @@ from maskconnect.training.options import Options
 MODEL, INPUT, PREDICTIONS = "final/model.safetensors", "final/input.safetensors", "final/predictions.safetensors"
 DATA, CLASSES, ENVIRONMENT = "data.json", "final/classes.json", "environment.json"
 SUMMARY, WIRING, METRICS = "summary.json", "wiring.json", "metrics.jsonl"
+RUN = ("recipe.toml",)
+"""The file that a run folder of `maskconnect train` is known by."""
 DEPTH = 4
 """The number of levels of folders that `runs_in` searches."""
 
@@ -250,33 +252,36 @@ def _by_numbers(name: str) -> list[tuple[int, int, str]]:
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts]
 
 
-def runs_in(place: Path) -> list[Path]:
-    """Return the run folders inside a folder, at most DEPTH levels below it and not inside hidden folders."""
+def runs_in(place: Path, markers: Sequence[str] = RUN) -> list[Path]:
+    """Return the run folders inside a folder, at most DEPTH levels below it and not inside hidden folders.
+
+    A run folder holds one of the files `markers`.
+    """
     found: list[Path] = []
     for path, inside, files in os.walk(place, followlinks=True):
         level = len(Path(path).relative_to(place).parts)
-        is_run = level > 0 and "recipe.toml" in files
+        is_run = level > 0 and not {*markers}.isdisjoint(files)
         found += [Path(path)] * is_run
         shown = [] if is_run or level == DEPTH else [name for name in inside if not name.startswith(".")]
         inside[:] = sorted(shown, key=_by_numbers)
     return found
 
 
-def find_runs(places: Sequence[Path]) -> list[Path]:
+def find_runs(places: Sequence[Path], markers: Sequence[str] = RUN) -> list[Path]:
     """Return the run folders in some places; each place is a run folder, or a folder that holds some."""
     found: list[Path] = []
     for place in places:
-        if (place / "recipe.toml").exists():
+        if any((place / name).exists() for name in markers):
             found.append(place)
             continue
         if not place.is_dir():
             raise ConfigError(
                 f"{place} {'is not a folder' if place.exists() else 'does not exist'}; pass a run folder."
             )
-        inside = runs_in(place)
+        inside = runs_in(place, markers)
         if not inside:
             raise ConfigError(
-                f"{place} holds no run: neither it nor a folder in it has a recipe.toml. Pass a run folder."
+                f"{place} holds no run: neither it nor a folder in it has a {' or '.join(markers)}. Pass a run folder."
             )
         found += inside
     return list({path.resolve(): path for path in found}.values())
