@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from maskconnect.report.recorder import Recorder
     from maskconnect.retrofit.rewire import rewire
     from maskconnect.ship.saved import load, save
-    from maskconnect.training.options import keep_memory
 
 __version__ = "0.1.0"
 
@@ -43,7 +42,6 @@ __all__ = [
     "count_parameters",
     "draw",
     "freeze",
-    "keep_memory",
     "load",
     "metrics",
     "mixed",
@@ -67,7 +65,6 @@ _PLACES = {
     "count_parameters": "core.count",
     "draw": "report.drawing",
     "freeze": "core.lookup",
-    "keep_memory": "training.options",
     "load": "ship.saved",
     "metrics": "core.metrics",
     "mixed": "models",

@@ -7,14 +7,13 @@ import platform
 import pytest
 import runs
 
-import maskconnect as mc
 from maskconnect.errors import ConfigError
-from maskconnect.training.options import Options
+from maskconnect.training.options import Options, keep_memory
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 def test_glibc_can_be_told_to_keep_memory():
-    assert mc.keep_memory()
+    assert keep_memory()
 
 
 def test_another_c_library_is_left_alone(monkeypatch):
@@ -22,7 +21,7 @@ def test_another_c_library_is_left_alone(monkeypatch):
         raise OSError
 
     monkeypatch.setattr(ctypes, "CDLL", without)
-    assert mc.keep_memory() is False
+    assert keep_memory() is False
 
 
 @pytest.mark.parametrize("other", [{"precision": "bf16"}, {"compile": True}])

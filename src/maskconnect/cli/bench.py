@@ -103,7 +103,7 @@ number that torch launches per step, over plain, for the same two; views do not 
 TUNED = """The memory allocator is tuned for all networks, as in `maskconnect train`. With --own-loop it is not, as in
 your own training loop."""
 OWN_LOOP = """--own-loop: the memory allocator is not tuned, as in your own training loop. To tune it like
-`maskconnect train`, call mc.keep_memory() before the first step (Linux with glibc)."""
+`maskconnect train`, call maskconnect.training.options.keep_memory() before the first step (Linux with glibc)."""
 
 
 def line(case: Case, result: Result) -> str:

@@ -77,7 +77,7 @@ class SavedMasks(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()  # type: ignore[no-untyped-call]
         generator = bytes(self.generator.get_state().tolist())  # a generator cannot be pickled
-        return {**state, "generator": generator, "_seen": None, "_counted": None}  # copies count changes anew
+        return {**state, "generator": generator, "_seen": None, "_counted": None}  # a copy counts its own changes
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         generator = torch.Generator()

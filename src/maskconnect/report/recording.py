@@ -29,7 +29,7 @@ RECORDING = "recording.json"
 
 TOP1 = {"top1?": (PERCENT, NOTHING)}
 EPOCH_SHAPE = {"step": COUNT, "seconds": SECONDS, "freeze": (COUNT, NOTHING), "test": TOP1}
-"""What a resumed recording needs from the line of an epoch."""
+"""The fields of the line of an epoch that a resumed recording needs."""
 
 
 def describe(model: nn.Module) -> dict[str, Any]:
@@ -141,7 +141,7 @@ class Recording:
         return lines, sizes
 
     def _last_used(self) -> list[Tensor]:
-        """What `used` said at the last epoch to keep in which masks learned."""
+        """The result of `used` at the last kept epoch in which masks learned."""
         with one_error(self.path):
             names = [name for epoch, name in mask_files(self.path).items() if epoch <= len(self.epochs)]
             if not names:
