@@ -71,7 +71,7 @@ def run_missing(args: argparse.Namespace, place: Path, seeds: Sequence[int]) -> 
     found: Results = json.loads(place.read_text()) if place.is_file() else {}
     missing = [(row, seed) for seed in seeds for row in wanted if str(seed) not in found.get(row, {})]
     work = {(row, seed): (args.recipe, tuple(args.set), known[row]) for row, seed in missing}
-    train_all(work, found, place, data=args.data, jobs=args.jobs, order=list(ROWS))
+    train_all(work, found, place, data=args.data, jobs=args.jobs, order=[*ROWS, *TRIED])
 
 
 def train_all(

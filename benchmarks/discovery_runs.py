@@ -21,6 +21,7 @@ from maskconnect.training.images import Prepared
 from maskconnect.training.options import Options, prepare
 from maskconnect.training.predictions import predict
 
+PHASES = ("learn", "freeze", "fine", "finer")
 HELD_OUT = 4
 """The number of validation batches with which `left_out` chooses."""
 
@@ -51,12 +52,18 @@ ROWS = {
 }
 LONGER = tuple(f"phase.{name}.epochs={count}" for name, count in (("learn", 6), ("freeze", 6), ("fine", 2)))
 """One and a half times the epochs of a quick recipe."""
+THREE = tuple(f"phase.{name}.epochs={count}" for name, count in zip(PHASES, (12, 12, 3, 3), strict=True))
+"""Three times the epochs of a quick recipe."""
 
 TRIED = {
     "Learned, frozen halfway": Row(halfway=True),
     "Softmax (DARTS), chosen by leaving out": Row(relax="softmax", rate=0.03, leave_out=True),
     "Fixed-Prev, 1.5 times the epochs": Row(variant="-prev", settings=LONGER),
     "Fixed-Random, 1.5 times the epochs": Row(variant="-random", settings=LONGER),
+    "Learned, 3 times the epochs": Row(settings=THREE),
+    "Fixed-Prev, 3 times the epochs": Row(variant="-prev", settings=THREE),
+    "Fixed-Random, 3 times the epochs": Row(variant="-random", settings=THREE),
+    "Fixed-Full, a learned scale each, 3 times the epochs": Row(variant="-scaled", settings=THREE),
     **{f"Softmax, rate {rate}": Row(relax="softmax", rate=rate) for rate in (0.003, 0.01, 0.1)},
     **{f"Gumbel, rate {rate}": Row(relax="gumbel", rate=rate) for rate in (0.003, 0.01, 0.1)},
     **{f"Learned, mask rate {rate}": Row(mask_lr=rate) for rate in (0.003, 0.01, 0.1)},
