@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
@@ -29,22 +29,30 @@ RECIPES = ("quick/cifar100-strong", "discover/cifar10-quick")
 SAMPLES = {"all": "none", "16": "16", "8": "8"}
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Run what is missing, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", nargs="?", choices=RECIPES, help="only this recipe (default: all)")
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--seeds", default="9", help="the first N seeds, or which: 4..8 (default: 9)")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time (default: 1)")
     parser.add_argument("--results", type=Path, default=RESULT, help="the file for results")
     parser.add_argument("--show", action="store_true", help="run nothing; print the tables of existing results")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     found: Results = json.loads(args.results.read_text()) if args.results.is_file() else {}
     if not args.show:
         run_missing(args, found)
-    for recipe in RECIPES:
-        rows = {images: found[key] for images in SAMPLES if (key := f"{recipe}, {images}") in found}
-        if rows:
+    seeds = {str(seed) for seed in seeds_of(args.seeds)}
+    for recipe in recipes_of(args):
+        rows = {images: found.get(f"{recipe}, {images}", {}) for images in SAMPLES}
+        rows = {images: {s: run for s, run in runs.items() if s in seeds} for images, runs in rows.items()}
+        if all(rows.values()):
             print(table(recipe, rows).markdown())
+
+
+def recipes_of(args: argparse.Namespace) -> tuple[str, ...]:
+    """Return the recipe that is asked for, or all."""
+    return (args.recipe,) if args.recipe else RECIPES
 
 
 def run_missing(args: argparse.Namespace, found: Results) -> None:
@@ -54,7 +62,7 @@ def run_missing(args: argparse.Namespace, found: Results) -> None:
     work = {
         (name, seed): (recipe, (f"learning.images={value}",), Row())
         for seed in seeds_of(args.seeds)
-        for recipe in RECIPES
+        for recipe in recipes_of(args)
         for images, value in SAMPLES.items()
         if str(seed) not in found.get(name := f"{recipe}, {images}", {})
     }
