@@ -175,7 +175,7 @@ class Outputs:
                 del self.aligned[key]
 
     def check_not_nested(self, sources: Iterable[int]) -> None:
-        """Raise an error if a source is a nested tensor, of which there is no inner product."""
+        """Raise an error if a source is a nested tensor, because those have no inner products."""
         for k in sources:
             y = self.found[k][0] if self.pairs and self.found[k] else self.found[k]
             if isinstance(y, Tensor) and y.is_nested:

@@ -149,7 +149,8 @@ class Targets:
         before = self.layout.before(target)
         shape = outputs.shape_of(before)
         wholes = [outputs.candidate(k, before, joined, target) for k in self.candidates[target]]
-        outputs.check_not_nested(self.candidates[target])
+        if shape is None:
+            outputs.check_not_nested(self.candidates[target])
         more = 1 / self.masks.fan_in[target] - 1 / joined
         if not outputs.pairs or not more:
             return outputs.sampler.seen((1.0, wholes), shape=shape)
